@@ -103,6 +103,11 @@ Refusal refuse(const SparseProblem& p, const Cut& cut) {
   if (p.page_table && p.page_size % p.lists.block_size != 0) {
     return text("pages must hold whole blocks of ", p.lists.block_size, " keys, not ", p.page_size, " keys");
   }
+  for (const auto& [name, x] : {std::pair{"k", &p.k}, {"v", &p.v}}) {
+    if (p.page_table && p.k_batches > 1 && x->stride_b != p.page_size * x->stride_s) {
+      return text(name, "'s pages must lie one behind the other");
+    }
+  }
   if (p.append) return "it does not append keys";
   if (p.lists.offsets != nullptr) return "its lists are of one length, not given by offsets";
   if (p.lists.entries > kMostSlots) return text("lists must have no more than ", kMostSlots, " entries");

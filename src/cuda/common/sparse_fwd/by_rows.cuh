@@ -213,8 +213,8 @@ __global__ void __launch_bounds__(kThreads, C::kShare == 1 ? 3 : 1) rows_kernel(
   if constexpr (C::kShare == 1) {
     const auto load = [&](int tile) {
       const TilePositions positions(p, shared, tile * kTileKeys);
-      load_k(p, problem.k, positions, w.met, shared.tiles[tile % 2].k);
-      load_v(p, problem.v, positions, w.met, shared.tiles[tile % 2].v);
+      load_k(p, shared, problem.k, tile * kTileKeys, positions, w.met, shared.tiles[tile % 2].k);
+      load_v(p, shared, problem.v, tile * kTileKeys, positions, w.met, shared.tiles[tile % 2].v);
     };
     if (begin < end) load(begin);
     ptx::copy_async_commit();
@@ -250,7 +250,7 @@ __global__ void __launch_bounds__(kThreads, C::kShare == 1 ? 3 : 1) rows_kernel(
   } else {
     auto& tile_of = shared.tiles[warp];
     const auto load = [&](const Loader<C>& loader, const Operand& x, int tile, Keys& to) {
-      loader(p, x, TilePositions(p, shared, tile * kTileKeys), w.met, to);
+      loader(p, shared, x, tile * kTileKeys, TilePositions(p, shared, tile * kTileKeys), w.met, to);
     };
     int tile = begin + warp;
     if (tile < end) load(load_k, problem.k, tile, tile_of.k);

@@ -41,7 +41,8 @@ struct SharedMemory {
     Keys k, v;
   } tiles[C::kShare == 1 ? 2 : C::kShare];  // of even and odd tiles, or of each warp
   int blocks[sparse::kMostSlots];
-  int count;  // of blocks
+  int stored[sparse::kMostSlots];  // where each is among k's blocks: its number, or of keys in pages its place there
+  int count;                       // of blocks
   const std::byte* q[C::kTileRows];
   Interval<int> keys[C::kTileRows];  // that a row meets
   Work work;
@@ -74,6 +75,15 @@ __device__ inline Work work_of(const Params& p) {
   return w;
 }
 
+// Pages hold whole blocks, and lie one behind the other.
+__device__ inline int stored_block(const Params& p, const Work& w, int block) {
+  const SparseProblem& problem = p.problem;
+  if (problem.page_table.data == nullptr) return block;
+  const int page = p.by_page.quotient(block), blocks = static_cast<int>(p.by_page.divisor);
+  const std::int64_t at = problem.page_table.data[w.at.b * problem.page_table_stride + page];
+  return static_cast<int>(clamped(at, 0, problem.k_batches - 1)) * blocks + block - page * blocks;
+}
+
 // The blocks that the list names and its tile's rows meet, each once, in the list's order. The first warp.
 template <class C>
 __device__ inline void find_blocks(const Params& p, SharedMemory<C>& shared) {
@@ -93,7 +103,11 @@ __device__ inline void find_blocks(const Params& p, SharedMemory<C>& shared) {
     for (int before = 0; before < count; ++before) says = says && shared.blocks[before] != block;
     const unsigned these = __ballot_sync(sparse::kAll, says);
     __syncwarp();  // all have read the blocks before
-    if (says) shared.blocks[count + __popc(these & ((1u << lane) - 1))] = block;
+    if (says) {
+      const int at = count + __popc(these & ((1u << lane) - 1));
+      shared.blocks[at] = block;
+      shared.stored[at] = stored_block(p, w, block);
+    }
     count += __popc(these);
     __syncwarp();
   }
@@ -105,6 +119,13 @@ template <class C>
 __device__ __forceinline__ int position_of(const Params& p, const SharedMemory<C>& shared, int key) {
   const int block = key >> p.block_log2, within = key & ((1 << p.block_log2) - 1);
   return block < shared.count ? (shared.blocks[block] << p.block_log2) + within : INT_MIN / 2;
+}
+
+// Where that key is stored, as a position from the sequence's first key on, or in pages from k's.
+template <class C>
+__device__ __forceinline__ int stored_at(const Params& p, const SharedMemory<C>& shared, int key) {
+  const int block = key >> p.block_log2, within = key & ((1 << p.block_log2) - 1);
+  return block < shared.count ? (shared.stored[block] << p.block_log2) + within : 0;
 }
 
 // Positions of a tile of keys, from number `first` on: each 16 side by side, as no block is smaller.
@@ -132,51 +153,40 @@ template <class C>
 struct Loader {
   using Keys = typename SharedMemory<C>::Keys;
   static constexpr int kPass = C::kLoaders / Keys::kChunks;
-  const std::byte* from;      // its piece, and first row of each 16, at position 0, or of page 0
-  const std::int32_t* pages;  // of the sequence; null: its keys are side by side
-  bool column;                // the piece lies within the head
+  const std::byte* from;  // its piece, and first row of each 16, at position 0
+  bool column;            // the piece lies within the head
 
   __device__ Loader(const Params& p, const Operand& x, const Work& w, std::int64_t size) {
     const int thread = static_cast<int>(threadIdx.x) % C::kLoaders, chunk = thread % Keys::kChunks;
-    const std::int32_t* const table = p.problem.page_table.data;
-    pages = table == nullptr ? nullptr : table + w.at.b * p.problem.page_table_stride;
     column = chunk * Keys::kPerChunk < size;
-    const int row = thread / Keys::kChunks;
-    from = column ? x.at(pages == nullptr ? w.at.b : 0, (pages == nullptr ? w.at.s.k_begin : 0) + row, w.kv_head) +
-                        16 * chunk
-                  : x.data;
+    const std::int64_t batch = p.problem.page_table.data == nullptr ? w.at.b : 0;
+    from = column ? x.at(batch, w.at.s.k_begin + thread / Keys::kChunks, w.kv_head) + 16 * chunk : x.data;
   }
-  // From `from` to the row of a position, in elements.
-  __device__ __forceinline__ std::int64_t row_at(const Params& p, const Operand& x, int position) const {
-    if (pages == nullptr) return position * x.stride_s;
-    if (position < 0) return 0;  // there is none
-    const int page = p.by_page.quotient(position);
-    return clamped(pages[page], 0, p.problem.k_batches - 1) * x.stride_b +
-           (position - page * static_cast<int>(p.by_page.divisor)) * x.stride_s;
-  }
-  // Zeros for keys that no row meets.
-  __device__ __forceinline__ void operator()(const Params& p, const Operand& x, const TilePositions& positions,
-                                             Interval<int> met, Keys& to) const {
+  // The tile of keys from number `first` on. Zeros for keys that no row meets.
+  __device__ __forceinline__ void operator()(const Params& p, const SharedMemory<C>& shared, const Operand& x,
+                                             int first, const TilePositions& positions, Interval<int> met,
+                                             Keys& to) const {
     const std::int64_t pitch = x.stride_s * static_cast<std::int64_t>(sizeof(typename C::Element));
+    const auto stored = [&](int group) { return stored_at(p, shared, first + group); };
     if (column && positions.within(met)) {
-      load(p, x, positions, pitch, to, [](int) { return true; });
+      load(x, positions, pitch, to, stored, [](int) { return true; });
     } else {
-      load(p, x, positions, pitch, to,
+      load(x, positions, pitch, to, stored,
            [&](int position) { return column && position >= met.begin && position < met.end; });
     }
   }
 
  private:
-  template <class Exists>
-  __device__ __forceinline__ void load(const Params& p, const Operand& x, const TilePositions& positions,
-                                       std::int64_t pitch, Keys& to, Exists exists) const {
+  template <class Stored, class Exists>
+  __device__ __forceinline__ void load(const Operand& x, const TilePositions& positions, std::int64_t pitch, Keys& to,
+                                       Stored stored, Exists exists) const {
     const int thread = static_cast<int>(threadIdx.x) % C::kLoaders;
     const int row = thread / Keys::kChunks, chunk = thread % Keys::kChunks;
     const std::uint32_t at = ptx::shared_address(&to);
 #pragma unroll
     for (int group = 0; group < kTileKeys; group += 16) {
       const int position = positions.of[group / 16];
-      const std::byte* source = from + row_at(p, x, position) * static_cast<std::int64_t>(sizeof(typename C::Element));
+      const std::byte* source = from + stored(group) * pitch;
 #pragma unroll
       for (int n = 0; n < 16; n += kPass) {
         const bool there = exists(position + n + row);

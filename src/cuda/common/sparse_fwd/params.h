@@ -25,7 +25,7 @@ struct Params : sparse::Index {
   bool by_rows;  // rows of a list go through its blocks, and there is no index
   int parts;  // partial results of a row: each slot's tiles of keys, or by rows, CTAs that share a list; 1: none then
   int row_tiles, block_log2;  // by rows: of a list; of a block's keys
-  Divisor by_page;            // of keys in pages: keys of a page
+  Divisor by_page;            // of keys in pages: blocks of a page
   float scale_log2;
   bool o_pairs;  // two neighbouring elements of o may be written at once
 
