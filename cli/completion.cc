@@ -62,8 +62,9 @@ void add_completion(CLI::App& app) {
                    "heddle completion zsh > ~/.zfunc/_heddle",
                    "heddle completion fish > ~/.config/fish/completions/heddle.fish"});
   const auto shell = std::make_shared<std::string>();
-  one_of(verb->add_option("shell", *shell, "Whose script to print"), {"bash", "zsh", "fish"})->required();
+  one_of(verb->add_option("shell", *shell, "Whose script to print"), {"bash", "zsh", "fish"});
   verb->callback([&app, shell] {
+    if (shell->empty()) throw CLI::RequiredError("shell (bash, zsh or fish)");
     const std::vector<Verb> verbs = verbs_of(app);
     std::cout << (*shell == "bash"  ? bash_completion(verbs)
                   : *shell == "zsh" ? zsh_completion(verbs)

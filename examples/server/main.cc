@@ -192,6 +192,16 @@ int serve(const Settings& settings) {
     response.set_content(text_of(scheduler.metrics()), "text/plain; version=0.0.4");
   });
 
+  // Of what no handler above has answered, or never saw.
+  server.set_error_handler([](const httplib::Request&, httplib::Response& response) {
+    if (!response.body.empty()) return;
+    answer(
+        response, response.status,
+        {{"error", response.status == 404   ? "there are POST /generate, GET /health and GET /metrics, and nothing else"
+                   : response.status == 413 ? "the body must have at most " + std::to_string(kMostBytes) + " bytes"
+                                            : "the request cannot be served as it is"}});
+  });
+
   const int port = settings.port == 0 ? server.bind_to_any_port("127.0.0.1")
                                       : (server.bind_to_port("127.0.0.1", settings.port) ? settings.port : -1);
   if (port < 0) throw std::runtime_error("port " + std::to_string(settings.port) + " of 127.0.0.1 cannot be had");

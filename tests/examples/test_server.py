@@ -243,9 +243,13 @@ def test_what_cannot_fit_in_the_cache_or_in_a_body_is_refused(port):
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     with contextlib.suppress(ConnectionError):  # it need not read to the end
         connection.request("POST", "/generate", b" " * 100000)
-    assert connection.getresponse().status == 413
+    response = connection.getresponse()
+    assert response.status == 413
+    assert json.loads(response.read()) == {"error": "the body must have at most 65536 bytes"}
     connection.close()
-    assert get(port, "/nowhere")[0] == 404
+    status, text = get(port, "/nowhere")
+    assert status == 404
+    assert json.loads(text)["error"].startswith("there are POST /generate, ")
     assert get(port, "/health")[0] == 200
 
 

@@ -45,12 +45,12 @@ class HeddleConfig(QuantizationConfigMixin):
 
     def __init__(
         self,
-        format: str | None = "nvfp4",
+        format: PolicyName | None = "nvfp4",
         *,
         policy: nn.Policy | Mapping[str, str] | Iterable[tuple[str, str]] | None = None,
         modules_to_not_convert: Iterable[str] | None = None,
         scale_rule: RuleName | None = None,
-        layers: Mapping[str, str] | None = None,
+        layers: Mapping[str, PolicyName] | None = None,
     ) -> None:
         if policy is not None and not isinstance(policy, nn.Policy):
             policy = nn.Policy(policy)

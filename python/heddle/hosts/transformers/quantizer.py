@@ -231,7 +231,7 @@ def _leave_in_format(model: PreTrainedModel, keys: set[str]) -> None:
 
 def quantize_model(
     model: PreTrainedModel,
-    config: HeddleConfig | nn.Policy | Mapping[str, str] | str = "nvfp4",
+    config: HeddleConfig | nn.Policy | Mapping[str, str] | PolicyName = "nvfp4",
     *,
     importance: Mapping[str, Any] | None = None,
 ) -> PreTrainedModel:
