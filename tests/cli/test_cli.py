@@ -142,10 +142,6 @@ def test_unknown_values_are_named(words, flag, value, meant):
     assert said.rstrip().endswith(f"; did you mean {meant}?") if meant else "did you mean" not in said
 
 
-def test_a_shell_that_is_not_said_is_asked_for():
-    assert "shell (bash, zsh or fish) is required" in run("completion", code=2)
-
-
 def test_values_have_other_names_too():
     assert run_json("explain", "--dtype", "bfloat16")["problem"] == run_json("explain", "--dtype", "bf16")["problem"]
     assert run_json("explain", "quantize", "--format", "nf4_b128")["problem"]["format"] == "nf4_b128"

@@ -136,4 +136,4 @@ def test_fish_completes(tmp_path):
 
 
 def test_the_command_alone_is_no_shell():
-    assert "shell is required" in run("completion", code=2)
+    assert "shell (bash, zsh or fish) is required" in run("completion", code=2)

@@ -157,7 +157,7 @@ class AttentionCall : public Subject {
     options.deterministic = s.deterministic;
     options.batch_invariant = s.batch_invariant;
     options.softcap = s.softcap;
-    if (s.causal) options.causal = s.key_step > 1 ? Causal::top_left : Causal::bottom_right;
+    if (s.causal) options.causal = s.key_step > 1 || s.pieces ? Causal::top_left : Causal::bottom_right;
     options.key_step = s.key_step;
     options.window_left = s.window;
     if (s.pieces) {

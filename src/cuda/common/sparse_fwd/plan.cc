@@ -54,7 +54,9 @@ Params params_of(const SparseProblem& p, const Plan& plan, Arrays& arrays) {
   params.parts = plan.parts;
   params.row_tiles = plan.row_tiles;
   params.block_log2 = std::bit_width(static_cast<unsigned>(p.lists.block_size)) - 1;
-  if (p.page_table) params.by_page = Divisor(static_cast<unsigned>(p.page_size / p.lists.block_size));
+  // Of smaller pages, which refuse() has a sentence for, there is a plan as well.
+  const auto blocks_of_page = static_cast<unsigned>(p.page_size / p.lists.block_size);
+  if (p.page_table && blocks_of_page > 0) params.by_page = Divisor(blocks_of_page);
   params.scale_log2 = p.scale * kLog2e;
   params.o_pairs = p.o.dtype != DType::f32 && has_rows_of_16_bytes(p.o);
   if (plan.way != Way::by_keys && plan.parts == 1) return params;
