@@ -326,10 +326,9 @@ def rows():
             out[f"nsa memory of forward and backward {form} S65536"] = functools.partial(
                 memory, 65536, heads, kv_heads, window
             )
-            if not window:
-                out[f"nsa memory of forward {form} S65536"] = functools.partial(
-                    memory, 65536, heads, kv_heads, 0, backward=False
-                )
+            out[f"nsa memory of forward {form} S65536"] = functools.partial(
+                memory, 65536, heads, kv_heads, window, backward=False
+            )
     # Against length.
     for length in LENGTHS:
         name = f"nsa memory of forward and backward 64/4 window {WINDOW}"

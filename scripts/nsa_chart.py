@@ -2,8 +2,8 @@
 
   python scripts/nsa_chart.py [--check]
 
-Times against length, forward and gradients, of the newest bench/results/nvidia-*.json that has such rows: docs/nsa-forward.svg
-and docs/nsa-gradients.svg. A dagger says that the sources of a kernel are others now than those that were measured.
+Time against length, forward and gradients, and memory, of the newest bench/results/nvidia-*.json that has such rows:
+docs/nsa-{forward,gradients,memory}.svg. A dagger says that the sources of a kernel are others now than those that were measured.
 """
 
 import re
@@ -18,6 +18,7 @@ import chart  # noqa: E402
 
 LENGTHS = (8192, 16384, 32768, 65536)
 PASSES = {"forward": "forward", "gradients": "backward"}  # what the page says, and the rows' names
+PICTURES = (*PASSES, "memory")
 # What the table says, and how the rows' names begin.
 FORMS = {
     "64 / 4 heads": "nsa 64/4",
@@ -26,15 +27,16 @@ FORMS = {
     "the same, `fast`": "nsa 64/4 window 512 fast",
     "the same, `seed`": "nsa 64/4 window 512 seed",
 }
-# Lines of the pictures: name, rows, contender. Names with the same first word have one colour.
+# Lines of the pictures: name, form, contender. Names with the same first word have one colour.
 LINES = (
-    ("dense FA3", "nsa 64/4", "fa3"),
-    ("fla", "nsa 64/4", "fla"),
-    ("sparse", "nsa 64/4", "heddle"),
-    ("window 512", "nsa 64/4 window 512", "heddle"),
-    ("window, fast", "nsa 64/4 window 512 fast", "heddle"),
-    ("window, seed", "nsa 64/4 window 512 seed", "heddle"),
+    ("dense FA3", "64/4", "fa3"),
+    ("fla", "64/4", "fla"),
+    ("sparse", "64/4", "heddle"),
+    ("window 512", "64/4 window 512", "heddle"),
+    ("window, fast", "64/4 window 512 fast", "heddle"),
+    ("window, seed", "64/4 window 512 seed", "heddle"),
 )
+MEMORY_LINES = (("dense FA3", "64/4 window 512", "fa3"), ("fla", "64/4 window 512", "fla"), *LINES[3:])
 DECODING = (
     "nsa decode B16 64/4 65536",
     "nsa decode B16 32/8 65536",
@@ -59,19 +61,47 @@ def chosen(files):
     raise ValueError("no row is of native sparse attention")
 
 
-def drawn(files, words):
-    rows, series = chosen(files), {}
-    for name, form, contender in LINES:
+def points_of(rows, lines, name, value):
+    """name of a line -> its points. name: a row's, of a form and a length."""
+    series = {}
+    for line, form, contender in lines:
+        found = ((length, rows.get(name(form, length))) for length in LENGTHS)
         points = [
-            (length, milliseconds(row, contender))
-            for length in LENGTHS
-            if (row := rows.get(f"{form} {PASSES[words]} S{length}")) and contender in row["milliseconds"]
-        ]
+            (length, y) for length, row in found if row and (y := value(row, contender)) is not None
+        ]  # fmt: skip
         if len(points) > 1:
-            series[name] = points
+            series[line] = points
+    return series
+
+
+def times_of(rows, words):
+    return points_of(
+        rows,
+        LINES,
+        lambda form, length: f"nsa {form} {PASSES[words]} S{length}",
+        lambda row, contender: milliseconds(row, contender) if contender in row["milliseconds"] else None,
+    )
+
+
+def memory_of(rows):
+    """In GiB."""
+    return points_of(
+        rows,
+        MEMORY_LINES,
+        lambda form, length: f"nsa memory of forward and backward {form} S{length}",
+        lambda row, contender: row["rates"][contender] / 1024 if contender in row["rates"] else None,
+    )
+
+
+def drawn(rows, picture):
     gpu = next(iter(rows.values()))["conditions"]["gpu"] + (DAGGER if stale(rows.values()) else "")
-    return chart.lines(
-        f"Native sparse attention, {words}, 64 / 4 heads, D 128, on one {gpu}", "positions", "ms", series, doubling=True)  # fmt: skip
+    where = f"64 / 4 heads, D 128, on one {gpu}"
+    if picture == "memory":
+        title, unit = f"Native sparse attention, memory of forward and gradients, {where}", "GiB"
+    else:
+        title, unit = f"Native sparse attention, {picture}, {where}", "ms"
+    series = memory_of(rows) if picture == "memory" else times_of(rows, picture)
+    return chart.lines(title, "positions", unit, series, doubling=True) if series else None
 
 
 def ratio(rows, name, rival):
@@ -129,6 +159,25 @@ def of_memory(rows, what):
     return f"Memory of {what} at 65536 positions, beside operands: {found}." if found else ""
 
 
+def of_errors(rows):
+    """The forward's distance from the naive functions at each length, by form."""
+    parts = []
+    for words, form in FORMS.items():
+        found = [
+            f"{row['difference']['heddle']:.1e}"
+            for length in LENGTHS
+            if (row := rows.get(f"{form} forward S{length}")) and "heddle" in (row.get("difference") or {})
+        ]
+        if len(found) == len(LENGTHS):
+            parts.append(f"{words} {', '.join(found)}")
+    at = ", ".join(map(str, LENGTHS))
+    return (
+        f"The forward's distance from the functions in torch, of their size, at {at}: {'; '.join(parts)}."
+        if parts
+        else ""
+    )
+
+
 def of_trained(rows):
     """What rows over a trained model's operands say, if there are such (bench/attention_bench_gpu.py --tensors)."""
     found = {}
@@ -170,6 +219,7 @@ def told(files):
         of_trained(rows),
         f"A step of decoding with a window of 512 over 65536 keys, in graphs, B sequences (times FlashAttention-3's dense rate): {steps}.",
         *(of_memory(rows, what) for what in MEMORY),
+        of_errors(rows),
         f"Results differ from the functions in torch by {span(differences, '{:.1e}')} of their size, no row by more than its limit, 0.03.",
     ]
     return noted(
@@ -179,19 +229,23 @@ def told(files):
         + "\n".join(f"- {line.strip()}" for line in lines if line)
         + "\n\n"
         + "\n\n".join(
-            f"![Time against length, {words}, of native sparse and dense attention](nsa-{words}.svg)"
-            for words in PASSES
+            f"![{'Memory' if picture == 'memory' else f'Time, {picture},'} against length, of native sparse and dense attention](nsa-{picture}.svg)"
+            for picture in PICTURES
+            if drawn(rows, picture) is not None
         )
     )
 
 
 def write(check):
     files, current = read("nvidia-*.json"), True
-    for words in PASSES:
-        picture, new = ROOT / "docs" / f"nsa-{words}.svg", drawn(files, words)
+    rows = chosen(files)
+    for name in PICTURES:
+        picture, new = ROOT / "docs" / f"nsa-{name}.svg", drawn(rows, name)
         if not check:
-            picture.write_text(new, encoding="utf-8")
-        current = current and picture.exists() and picture.read_text(encoding="utf-8") == new
+            picture.unlink(missing_ok=True)
+            if new is not None:
+                picture.write_text(new, encoding="utf-8")
+        current = current and (picture.read_text(encoding="utf-8") if picture.exists() else None) == new
     return update(ROOT / "docs" / "nsa.md", "nsa on a gpu", told(files), check=check) and current
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from cuda_nsa_kit import BLOCK, EVERY, LIMITS, WINDOW, assert_near, both_dtypes, check_call, check_whole, operands
 from heddle import _heddle
+from heddle.nsa import parallel
 from nsa_kit import MODES, nsa
 
 if not torch.cuda.is_available():
@@ -52,6 +53,22 @@ def random_lists(x, slots, seed=3):
 @pytest.mark.parametrize("group", [1, 4, 16])
 def test_the_whole_is_the_naive_whole(group, window, dtype):
     check_whole(operands(583, batch=2, group=group, dtype=dtype), window=window)
+
+
+@pytest.mark.parametrize("window", [0, WINDOW])
+def test_heads_in_parts(monkeypatch, window):
+    """As long calls without gradients go through them: the same, in less memory."""
+    x = operands(2048, heads=4, group=16, size=64, v_size=64)
+    found, most = [], []
+    for of_branch in (1 << 40, 1 << 20):
+        monkeypatch.setattr(parallel, "_BRANCH_BYTES", of_branch)
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        with torch.no_grad():
+            found.append(nsa.parallel_nsa(*x, None, 16, BLOCK, window))
+        most.append(torch.cuda.max_memory_allocated() - before)
+    assert (found[0].float() - found[1].float()).norm() <= 1e-3 * found[0].float().norm()
+    assert most[1] < 0.7 * most[0]
 
 
 @pytest.mark.parametrize("rows", [1, 15, 63, 64, 65, 448])

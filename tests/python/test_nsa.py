@@ -1,6 +1,7 @@
 """parallel_nsa, which runs kernels, against the naive functions in float64."""
 
 import pytest
+from heddle.nsa import parallel
 from nsa_kit import MODES, nsa, one_thread, operands, relative, torch  # noqa: F401  one_thread is a fixture
 
 SIZE = 16  # the smallest block that kernels take
@@ -131,6 +132,37 @@ def test_learned_compression(starts):
     assert relative(found, expected) < 2e-6
     found.sum().backward(), expected.sum().backward()
     assert relative(learned[0].weights.grad, learned[1].weights.grad) < 1e-4
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("packed", [False, True])
+def test_heads_in_parts_have_the_same_bits(monkeypatch, packed, mode):
+    """As long calls without gradients go through them."""
+    x = operands(120, heads=6, size=8, v_size=24, dtype=torch.float32)
+    options = dict(query_stride=3, **MODES[mode], cu_seqlens=torch.tensor([0, 47, 120]) if packed else None)
+    lists = torch.randint(0, 8, (1, 120, 6, 4), generator=torch.Generator().manual_seed(1))
+    counts = torch.randint(0, 4, (1, 120, 6), generator=torch.Generator().manual_seed(2))
+
+    def calls():
+        yield nsa.parallel_nsa(*x, None, 3, SIZE, 20, **options)
+        yield nsa.parallel_nsa(*x, lists, counts, SIZE, 20, **options)
+        yield nsa.parallel_nsa(*x[:3], None, x[4], None, None, 3, SIZE, **options) if mode == "A" else x[0]
+
+    seen = []
+    of_parts = parallel._heads
+    monkeypatch.setattr(
+        parallel, "_heads", lambda x, axis, part, parts: seen.append(parts) or of_parts(x, axis, part, parts)
+    )
+    whole = list(calls())
+    assert not seen
+    for parts, most in ((2, 120 * 12 * 24 * 4 // 2), (3, 120 * 12 * 24 * 4 // 3), (6, 1)):
+        monkeypatch.setattr(parallel, "_BRANCH_BYTES", most)
+        assert all(torch.equal(a, b) for a, b in zip(calls(), whole))
+        assert set(seen) == {parts}
+        seen.clear()
+    x[0].requires_grad_()
+    nsa.parallel_nsa(*x, None, 3, SIZE, 20, **options)
+    assert not seen
 
 
 def test_lists_from_outside():

@@ -112,10 +112,52 @@ def parallel_nsa(
     pooled = None
     if g_cmp is not None or block_indices is None:
         pooled = pooled_keys(rows, k_cmp, v_cmp, form)
-    g_cmp, g_slc, g_swa = of_branches
-    return attend(rows, q, (k, v, k_swa, v_swa), pooled, (g_cmp, g_slc, g_swa), block_indices, counts, form).reshape(
-        shape
+    operands = (q, k, v, k_swa, v_swa, *(pooled or (None, None)), *of_branches, block_indices, counts)
+    parts = _parts(operands)
+    if parts == 1:
+        return _attend(rows, operands, form).reshape(shape)
+    out = q.new_empty(*q.shape[:-1], shape[-1])
+    for part in range(parts):
+        _attend(
+            rows,
+            [_heads(x, axis, part, parts) for x, axis in zip(operands, _HEADS)],
+            form,
+            _heads(out, -2, part, parts),
+        )
+    return out.reshape(shape)
+
+
+# Above, a call without gradients goes through its heads in parts: a branch's output, until it is summed.
+_BRANCH_BYTES = 512 << 20
+# The axis of heads in q, k, v, k_swa, v_swa, pooled keys and values, three gates, lists and counts.
+_HEADS = (-2, -2, -2, -2, -2, -2, -2, -1, -1, -1, -2, -1)
+
+
+def _parts(operands: Sequence[torch.Tensor | None]) -> int:
+    """In how many parts of its key/value heads a call is computed, so that branches do not take several times its output."""
+    q, k, v = operands[:3]
+    assert q is not None and k is not None and v is not None
+    if torch.compiler.is_compiling() or transformed():
+        return 1
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands):
+        return 1
+    heads = k.shape[-2]
+    bytes_of_branch = q.shape[:-1].numel() * v.shape[-1] * (q.element_size() if q.is_cuda else 4)
+    return next(
+        parts
+        for parts in range(1, heads + 1)
+        if heads % parts == 0 and (bytes_of_branch <= parts * _BRANCH_BYTES or parts == heads)
     )
+
+
+def _heads(x: torch.Tensor | None, axis: int, part: int, parts: int) -> Any:
+    return None if x is None else x.chunk(parts, axis)[part]
+
+
+def _attend(rows: Rows, operands: Sequence[Any], form: Form, out: torch.Tensor | None = None) -> torch.Tensor:
+    q, k, v, k_swa, v_swa, k_pooled, v_pooled, g_cmp, g_slc, g_swa, lists, counts = operands
+    pooled = None if k_pooled is None else (k_pooled, v_pooled)
+    return attend(rows, q, (k, v, k_swa, v_swa), pooled, (g_cmp, g_slc, g_swa), lists, counts, form, out)
 
 
 def laid_out(
