@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# The tests that need a GPU, a minute of the soak, then the same kernels under compute-sanitizer: memcheck must be clean,
+# The tests that need a GPU, C++ and Python, a minute of the soak, then the same kernels under compute-sanitizer: memcheck must be clean,
 # racecheck may report only what tests/gpu/racecheck_known.txt explains. Runs in the tree, after a build, and in the folder that scripts/stage.sh makes.
 # SHARD=i/n: the i-th of n parts, i from 0. JOBS: processes that share the tests, also under the checkers; most of their time is the references' on the CPU (default: half of its cores, at most 8).
 # SECONDS_TO_SOAK: of the soak (default 60; 0: none).
-# STEPS: of "tests soak ladder memcheck racecheck", those that are to run (default: all), where one sitting is too short for all.
+# STEPS: of "tests python soak ladder memcheck racecheck", those that are to run (default: all), where one sitting is too short for all.
+# PYTHON: of the python step (default: the first of .venv/bin/python and python3 whose torch sees the GPU and that has pytest).
 # FILTER, MEMCHECK_FILTER and RACECHECK_FILTER: other GoogleTest filters than its own.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -22,7 +23,7 @@ if [[ -n ${SHARD:-} ]]; then
     { echo "test_gpu.sh: SHARD is $SHARD: it must be i/n with i from 0 to n - 1" >&2; exit 2; }
   export GTEST_SHARD_INDEX=${BASH_REMATCH[1]} GTEST_TOTAL_SHARDS=${BASH_REMATCH[2]}
 fi
-all_steps="tests soak ladder memcheck racecheck"
+all_steps="tests python soak ladder memcheck racecheck"
 steps=${STEPS:-$all_steps}
 for step in $steps; do
   [[ " $all_steps " == *" $step "* ]] || { echo "test_gpu.sh: STEPS is '$steps': the steps are $all_steps" >&2; exit 2; }
@@ -51,6 +52,28 @@ if wanted tests; then
   share_out gpu "${FILTER:-*}" env
   # Without a GPU (HEDDLE_ALLOW_NO_GPU), no kernel runs and there is nothing to watch.
   if grep -q 'no test was run' "$logs/gpu.0.log"; then exit 0; fi
+fi
+
+sees_gpu() { "$1" -c 'import pytest, torch; raise SystemExit(not torch.cuda.is_available())' 2>/dev/null; }
+if wanted python; then
+  python=
+  for each in ${PYTHON:-.venv/bin/python python3}; do
+    if sees_gpu "$each"; then python=$each && break; fi
+  done
+  # A part has some of the files.
+  files=()
+  number=0
+  for file in tests/python/test_cuda*.py tests/cli/test_cli_gpu.py; do
+    if ((number++ % ${GTEST_TOTAL_SHARDS:-1} == ${GTEST_SHARD_INDEX:-0})); then files+=("$file"); fi
+  done
+  package=$PWD/python
+  command=$PWD/bin/heddle
+  if [[ -d build/release/python ]]; then package=$PWD/build/release/python command=$PWD/build/release/cli/heddle; fi
+  if [[ -z $python ]]; then
+    echo "Python's tests are left out: there is no Python here with pytest and a torch that sees a GPU; name one with PYTHON"
+  elif ((${#files[@]})); then
+    PYTHONPATH=$package HEDDLE_CLI=${HEDDLE_CLI:-$command} "$python" -m pytest -q -p no:cacheprovider "${files[@]}"
+  fi
 fi
 
 # Hopper's copies and matrix products are nothing that the tools below follow; their races show as rows that change.

@@ -36,7 +36,7 @@ Params score_params(const AttentionProblem& p) {
   params.left = window.left;
   params.right = window.right;
   params.row_step = static_cast<int>(p.q_step);
-  params.key_step = static_cast<int>(p.key_step);
+  params.key_step = Divisor(static_cast<unsigned>(p.key_step));
   params.stepped = p.stepped();
   params.gaps = has_gaps(p);
   params.scale_log2 = p.scale * kLog2e;

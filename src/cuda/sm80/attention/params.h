@@ -20,7 +20,8 @@ struct Params {
   Divisor section_tiles;  // section * q_tiles
   Divisor page_size;
   // Row i attends keys j with row_step i + off - left <= key_step j <= row_step i + off + right.
-  int left, right, row_step, key_step;
+  int left, right, row_step;
+  Divisor key_step;
   bool stepped;                         // one of them is not 1
   bool gaps;                            // rows stand so far apart that there may be keys between which none meets
   float scale_log2;                     // scale * log2(e)

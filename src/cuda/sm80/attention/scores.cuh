@@ -28,8 +28,9 @@ __device__ inline void for_each_score(int row, int key, float (&s)[C::kGroups][C
   }
 }
 
-// Causality, window and lengths: row i attends one run of keys. That is Band::reach(), written out for steps of 1 so
-// that the compiler adds three numbers in one instruction. keys: all that there are, or that the tile's rows meet.
+// Causality, window and lengths: row i attends one run of keys. That is Band::reach() without a division or a branch,
+// either of which costs registers that the loop around it needs. keys: all that there are, or that the tile's rows
+// meet.
 template <class C>
 __device__ inline void mask_band(const Params& p, const Work& w, Interval<int> keys, int row, int key,
                                  float (&s)[C::kGroups][C::kTileK / 8][4]) {
@@ -37,10 +38,10 @@ __device__ inline void mask_band(const Params& p, const Work& w, Interval<int> k
   for (int g = 0; g < C::kGroups; ++g) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int i = row + kGroupRows * g + 8 * r;
-      const Interval<int> reach =
-          p.stepped ? band_of(p, w).reach(i) : Interval<int>{i + w.off - p.left, i + w.off + p.right + 1};
-      const int begin = max(reach.begin, keys.begin), end = i < w.sq ? min(reach.end, keys.end) : 0;
+      const int i = row + kGroupRows * g + 8 * r, at = w.off + p.row_step * i, last = at + p.right;
+      const int step = static_cast<int>(p.key_step.divisor);
+      const int begin = max(p.key_step.quotient(max(at - p.left, 0) + step - 1), keys.begin);
+      const int end = i < w.sq && last >= 0 ? min(p.key_step.quotient(last) + 1, keys.end) : 0;
       keep_keys<C::kTileK / 8>(begin, static_cast<unsigned>(max(end - begin, 0)), key,
                                [&](int n) { return &s[g][n][2 * r]; });
     }

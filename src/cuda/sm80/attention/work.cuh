@@ -23,7 +23,7 @@ __device__ inline BasicBand<int> band_of(const Params& p, const Work& w) {
           .rows = w.sq,
           .keys = w.sk,
           .row_step = p.row_step,
-          .key_step = p.key_step};
+          .key_step = static_cast<int>(p.key_step.divisor)};
 }
 
 }  // namespace heddle::cuda::sm80::attention
