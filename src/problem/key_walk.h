@@ -130,6 +130,9 @@ class ListWalk {
     return list_[step] & ((1 << kPartBits) - 1);
   }
 
+  // Where the list has a step, of those to its tiles.
+  constexpr const std::int32_t* entry(Int step) const { return list_ + step; }
+
   // How many of a list's first tiles have a smaller index than `index`.
   static constexpr Int below(const std::int32_t* list, Int count, Int index) {
     Int least = 0;

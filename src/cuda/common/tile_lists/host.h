@@ -23,15 +23,15 @@ struct RowTiles {
   std::int64_t heads;  // that have tiles of their own: a multiple of the lists' head units
 };
 
-// For each tile of rows the blocks that its list names and that some row of the list meets: ascending, none twice. A
-// tile of keys is a block. arrays: memory for them; without, they are counted, and nothing is started.
-TileLists blocks_of_rows(const SparseProblem& p, const RowTiles& tiles, sparse::Arrays& arrays, std::string_view operation,
-                         cudaStream_t stream);
+// For each tile of rows the tiles of `keys` keys of which its list names a block that some row of the list meets:
+// ascending, none twice. arrays: memory for them; without, they are counted, and nothing is started.
+TileLists keys_of_rows(const SparseProblem& p, const RowTiles& tiles, std::int64_t keys, sparse::Arrays& arrays,
+                       std::string_view operation, cudaStream_t stream);
 
 // For each tile of kKeysOfTile keys the tiles of rows whose lists name a block of it, by head: index * 2^kPartBits and a
-// bit for each half.
-TileLists rows_of_keys(const SparseProblem& p, const RowTiles& tiles, sparse::Arrays& arrays, std::string_view operation,
-                       cudaStream_t stream);
+// bit for each half. in_turns: with places, the last tile of keys first.
+TileLists rows_of_keys(const SparseProblem& p, const RowTiles& tiles, bool in_turns, sparse::Arrays& arrays,
+                       std::string_view operation, cudaStream_t stream);
 
 // Whether rows_of_keys() can number its entries.
 bool fits(const SparseProblem& p, const RowTiles& tiles);

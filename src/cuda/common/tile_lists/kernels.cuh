@@ -5,6 +5,7 @@
 
 #include "cuda/common/prefix_sum.cuh"
 #include "cuda/common/sparse/place.h"
+#include "problem/key_walk.h"
 #include "problem/sparse.h"
 
 namespace heddle::cuda::tile_lists {
@@ -15,17 +16,26 @@ constexpr int kWords = 128;  // of a warp's bitmap: longer ranges are gone throu
 struct Params {
   SparseProblem problem;
   std::int64_t lists;     // of a head unit, over all sequences
-  std::int32_t* entries;  // forward: [lists, units, entries of a list]; else of all lists of rows, one behind the other
-  std::int32_t* counts;   // [lists, units]; else [numbers]
-  // Backward only.
+  // Tiles of keys by lists of rows, ascending: [lists, units, entries of a list], and how many a list has.
+  std::int32_t *tiles_of_rows, *counts_of_rows;
+  int blocks_of_tile;
+  // The other way round. The rest is for that only.
+  std::int32_t* entries;    // of all tiles of keys, one behind the other
+  std::int32_t* counts;     // [numbers]
+  std::int32_t* places;     // TileLists::places, or null; by tiles_of_rows
   std::int64_t key_tiles;   // of a head unit, over all sequences
   std::int32_t* begins;     // [numbers], numbers = units * key_tiles: where a tile's list begins in `entries`
   std::int32_t* ends;       // [numbers]: behind the last of its entries in `named`, once it is full
   std::int32_t* named;      // list of rows in its sequence, times 2, and which half of the tile; in any order
-  int keys_of_tile;
+  int keys_of_tile, rows_of_tile;
   int tiles_of_list, part_bits;
 
   constexpr std::int64_t numbers() const { return problem.lists.units * key_tiles; }
+  // The number of the first list of a sequence, as place_of_tile() has it.
+  constexpr std::int64_t first_list(std::int64_t b, const Sequence& s) const {
+    const std::int64_t share = problem.lists.query_rows;
+    return problem.cu_seqlens_q.given ? s.q_begin / share + b : b * ((problem.Sq + share - 1) / share);
+  }
   // The number, within a head unit, of the first tile of keys of a sequence.
   constexpr std::int64_t first_tile(std::int64_t b, const Sequence& s) const {
     return problem.cu_seqlens_k.given ? s.k_begin / keys_of_tile + b
@@ -99,25 +109,27 @@ __device__ int in_order(std::uint32_t (&bits)[kBitmaps][kWords], const Interval<
   return count;
 }
 
-static __global__ void __launch_bounds__(kThreads) blocks_of_rows_kernel(const __grid_constant__ Params p) {
+static __global__ void __launch_bounds__(kThreads) keys_of_rows_kernel(const __grid_constant__ Params p) {
   __shared__ std::uint32_t bits[kWarps][1][kWords];
   const std::int64_t number = warp_of_grid(), units = p.problem.lists.units;
   if (number >= p.lists * units) return;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   auto& mine = bits[threadIdx.x / 32];
   const Listed list(p.problem, number / units, number % units);
-  std::int32_t* const to = p.entries + number * p.problem.lists.entries;
+  std::int32_t* const to = p.tiles_of_rows + number * p.problem.lists.entries;
   const int count = in_order(
-      mine, list.blocks, 1,
+      mine, tiles_of(list.blocks, p.blocks_of_tile), 1,
       [&](int base, int end) {
 #pragma unroll 1
         for (int slot = lane; slot < list.length; slot += 32) {
-          const int block = list.entries[slot];
-          if (block >= base && block < end) atomicOr(&mine[0][(block - base) / 32], 1u << (block - base) % 32);
+          const int block = list.entries[slot], tile = block / p.blocks_of_tile;
+          if (list.names(block) && tile >= base && tile < end) {
+            atomicOr(&mine[0][(tile - base) / 32], 1u << (tile - base) % 32);
+          }
         }
       },
-      [&](int block, int, int place) { to[place] = block; });
-  if (lane == 0) p.counts[number] = count;
+      [&](int tile, int, int place) { to[place] = tile; });
+  if (lane == 0) p.counts_of_rows[number] = count;
 }
 
 // Calls take(number of the tile of keys, list in its sequence, half) for each entry that says something, also for one
@@ -192,9 +204,39 @@ static __global__ void __launch_bounds__(kThreads) rows_of_keys_kernel(const __g
         }
       },
       [&](int row, int parts, int place) {
+#pragma unroll 1
         for (int n = 0; n < width; ++n) to[place + n] = (row * width + n) << p.part_bits | (halves ? parts : 3);
       });
   if (lane == 0) p.counts[number] = written;
+}
+
+// After that: of each tile of rows that a tile of keys has, how many of the tiles of keys behind it have it, too. They
+// come before it.
+static __global__ void __launch_bounds__(kThreads) places_kernel(const __grid_constant__ Params p) {
+  const std::int64_t number = warp_of_grid();
+  if (number >= p.numbers()) return;
+  const std::int64_t unit = number / p.key_tiles, column = number - unit * p.key_tiles;
+  std::int64_t b = 0, high = p.problem.B;  // b begins there or before, `high` does not
+  while (high - b > 1) {
+    const std::int64_t middle = b + (high - b) / 2;
+    (p.first_tile(middle, p.problem.stored_sequence(middle)) <= column ? b : high) = middle;
+  }
+  const Sequence s = p.problem.stored_sequence(b);
+  const int tile = static_cast<int>(column - p.first_tile(b, s)), count = p.counts[number];
+  const Band band = p.problem.band(s);
+  const std::int64_t first_list = p.first_list(b, s);
+#pragma unroll 1
+  for (int n = p.begins[number] + static_cast<int>(threadIdx.x) % 32; n < p.begins[number] + count; n += 32) {
+    const int row_tile = p.entries[n] >> p.part_bits;
+    const std::int64_t list = (first_list + row_tile / p.tiles_of_list) * p.problem.lists.units + unit;
+    const std::int64_t row = std::int64_t{row_tile} * p.rows_of_tile;
+    const Interval<std::int64_t> met =
+        tiles_of(band.keys_of(Interval<std::int64_t>{row, row + p.rows_of_tile}), std::int64_t{p.keys_of_tile});
+    const std::int32_t* const tiles = p.tiles_of_rows + list * p.problem.lists.entries;
+    const int of_list = p.counts_of_rows[list];
+    p.places[n] = ListWalk<int>::below(tiles, of_list, static_cast<int>(met.end)) -
+                  ListWalk<int>::below(tiles, of_list, tile + 1);
+  }
 }
 
 }  // namespace heddle::cuda::tile_lists

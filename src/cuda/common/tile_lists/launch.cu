@@ -18,6 +18,7 @@ Params params_of(const SparseProblem& p, const RowTiles& tiles) {
   params.problem = p;
   params.lists = sparse::tiles_of_rows(p, p.lists.query_rows);
   params.tiles_of_list = static_cast<int>(p.lists.query_rows / tiles.rows);
+  params.rows_of_tile = static_cast<int>(tiles.rows);
   params.keys_of_tile = kKeysOfTile;
   params.part_bits = kPartBits;
   params.key_tiles = p.cu_seqlens_k ? p.k_rows / kKeysOfTile + p.B + 1 : p.B * ceil_div(p.Sk, kKeysOfTile);
@@ -32,15 +33,16 @@ Grid a_warp_each(std::int64_t lists) { return {sparse::blocks_of(lists, kWarps),
 
 }  // namespace
 
-TileLists blocks_of_rows(const SparseProblem& p, const RowTiles& tiles, sparse::Arrays& arrays,
-                         std::string_view operation, cudaStream_t stream) {
+TileLists keys_of_rows(const SparseProblem& p, const RowTiles& tiles, std::int64_t keys, sparse::Arrays& arrays,
+                       std::string_view operation, cudaStream_t stream) {
   Params params = params_of(p, tiles);
   const std::int64_t units = p.lists.units, numbers = params.lists * units;
-  params.entries = arrays.take<std::int32_t>(entries_of(p, params));
-  params.counts = arrays.take<std::int32_t>(numbers);
-  if (params.counts != nullptr) start(operation, blocks_of_rows_kernel, a_warp_each(numbers), stream, params);
-  return {.tiles = params.entries,
-          .counts = params.counts,
+  params.blocks_of_tile = static_cast<int>(keys / p.lists.block_size);
+  params.tiles_of_rows = arrays.take<std::int32_t>(entries_of(p, params));
+  params.counts_of_rows = arrays.take<std::int32_t>(numbers);
+  if (params.counts_of_rows != nullptr) start(operation, keys_of_rows_kernel, a_warp_each(numbers), stream, params);
+  return {.tiles = params.tiles_of_rows,
+          .counts = params.counts_of_rows,
           .begins = nullptr,
           .length = p.lists.entries,
           .stride_s = ceil_div(p.Sq, p.lists.query_rows) * units,
@@ -51,15 +53,22 @@ TileLists blocks_of_rows(const SparseProblem& p, const RowTiles& tiles, sparse::
           .rows_of_list = p.cu_seqlens_q ? static_cast<int>(p.lists.query_rows) : 0};
 }
 
-TileLists rows_of_keys(const SparseProblem& p, const RowTiles& tiles, sparse::Arrays& arrays,
+TileLists rows_of_keys(const SparseProblem& p, const RowTiles& tiles, bool in_turns, sparse::Arrays& arrays,
                        std::string_view operation, cudaStream_t stream) {
   Params params = params_of(p, tiles);
-  const std::int64_t numbers = params.numbers(), entries = entries_of(p, params);
+  const std::int64_t numbers = params.numbers(), entries = entries_of(p, params),
+                     written = entries * params.tiles_of_list;
+  if (in_turns) {
+    const TileLists by_rows = keys_of_rows(p, tiles, kKeysOfTile, arrays, operation, stream);
+    params.tiles_of_rows = const_cast<std::int32_t*>(by_rows.tiles);
+    params.counts_of_rows = const_cast<std::int32_t*>(by_rows.counts);
+    params.places = arrays.take<std::int32_t>(written);
+  }
   params.counts = arrays.take<std::int32_t>(numbers);
   params.begins = arrays.take<std::int32_t>(numbers);
   params.ends = arrays.take<std::int32_t>(numbers);
   params.named = arrays.take<std::int32_t>(entries);
-  params.entries = arrays.take<std::int32_t>(entries * params.tiles_of_list);
+  params.entries = arrays.take<std::int32_t>(written);
   if (params.counts != nullptr && numbers > 0) {
     check(cudaMemsetAsync(params.counts, 0, static_cast<std::size_t>(numbers) * sizeof(std::int32_t), stream), operation);
     const Grid by_lists = a_warp_each(params.lists * p.lists.units);
@@ -67,6 +76,7 @@ TileLists rows_of_keys(const SparseProblem& p, const RowTiles& tiles, sparse::Ar
     start(operation, scan_kernel, {1, kScanThreads}, stream, params);
     start(operation, fill_kernel, by_lists, stream, params);
     start(operation, rows_of_keys_kernel, a_warp_each(numbers), stream, params);
+    if (in_turns) start(operation, places_kernel, a_warp_each(numbers), stream, params);
   }
   return {.tiles = params.entries,
           .counts = params.counts,
@@ -77,7 +87,8 @@ TileLists rows_of_keys(const SparseProblem& p, const RowTiles& tiles, sparse::Ar
           .stride_t = 1,
           .heads_of_list = static_cast<int>(tiles.heads / p.lists.units),
           .tiles_of_list = 1,
-          .rows_of_list = p.cu_seqlens_k ? kKeysOfTile : 0};
+          .rows_of_list = p.cu_seqlens_k ? kKeysOfTile : 0,
+          .places = params.places};
 }
 
 bool fits(const SparseProblem& p, const RowTiles& tiles) {

@@ -195,7 +195,7 @@ void sm90::attention_bwd::launch_call(const AttentionBackwardProblem& p, const V
     params.ticket = reinterpret_cast<int*>(turns);
     params.turns = params.ticket + 1;
     const bool band = params.left < kOpen || params.right < kOpen;
-    params.chunk = band ? 0 : std::max(current_device().multiprocessors / 2, 1);
+    params.chunk = band || lists.places != nullptr ? 0 : std::max(current_device().multiprocessors / 2, 1);
     // Chunks of one unit wait for each other: others between them.
     if (params.chunk > 0 && params.chunk < params.k_tiles) params.section = std::max(params.section, 4);
   }

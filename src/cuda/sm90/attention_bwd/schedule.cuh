@@ -182,10 +182,14 @@ __device__ bool find_work(const Params& p, int tile, TileWork<typename C::Walk>&
   return true;
 }
 
-// How many tiles of keys add to this query tile before this one does. Of the band: what takes turns and walks over
-// lists must have all of its tiles in them.
+// How many tiles of keys add to this query tile before this one does. Lists without places must have all tiles of the
+// band.
 template <class C>
-__device__ inline int place_in_order(const Params& p, const Work& w, int query_tile) {
+__device__ inline int place_in_order(const Params& p, const TileWork<typename C::Walk>& w, int step) {
+  if constexpr (C::kListed) {
+    if (p.lists.places != nullptr) return p.lists.places[w.walk.entry(step) - p.lists.tiles];
+  }
+  const int query_tile = w.walk.index(step);
   if (w.chunk > 0) {
     // The tile that begins here, or last before, comes first; then those that began before it, the last one first.
     const int owner = min(((query_tile + 1) * w.chunk + w.steps - 1) / w.steps, w.chunk) - 1, after = owner - w.place;

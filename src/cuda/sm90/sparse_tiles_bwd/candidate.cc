@@ -15,6 +15,7 @@ namespace heddle::cuda {
 namespace {
 
 using namespace sm90::sparse_tiles_bwd;
+using sm90::attention_bwd::refuse_layout;
 using sm90::attention_bwd::Variant;
 using tile_lists::RowTiles;
 
@@ -49,7 +50,6 @@ RowTiles tiles_of(const SparseBackwardProblem& p, const Variant& v) {
 Refusal supports(const SparseBackwardProblem& p) {
   const SparseProblem forward = forward_of(p);
   if (Refusal reason = tile_lists::refuse(forward); !reason.empty()) return reason;
-  if (p.deterministic) return "it has no deterministic sums";
   for (const auto& [name, x] : {std::pair{"dq", &std::as_const(p.dq)}, {"dk", &p.dk}, {"dv", &p.dv}}) {
     if (*x && x->dtype != p.dtype) {
       return text("it does not write ", name, " in ", name_of(x->dtype), " beside q of ", name_of(p.dtype));
@@ -87,7 +87,7 @@ struct Made {
   Made(const SparseBackwardProblem& p, const Variant& v, void* memory, cudaStream_t stream)
       : arrays(memory),
         dense(arrays.take<std::byte>(dense_bytes(p, v))),
-        lists(rows_of_keys(forward_of(p), tiles_of(p, v), arrays, kOperation, stream)) {}
+        lists(rows_of_keys(forward_of(p), tiles_of(p, v), p.deterministic, arrays, kOperation, stream)) {}
 
   static std::int64_t dense_bytes(const SparseBackwardProblem& p, const Variant& v) {
     return static_cast<std::int64_t>(workspace_of(p, v, parts_of(p, v)));

@@ -17,6 +17,8 @@ using namespace sm90::sparse_tiles_fwd;
 using sm90::attention::kRows;
 using sm90::attention::new_counter;
 using sm90::attention::Plan;
+using sm90::attention::plan_with;
+using sm90::attention::refuse_layout;
 using tile_lists::RowTiles;
 
 constexpr int kConsumers = 2;  // of every variant
@@ -75,8 +77,8 @@ struct Made {
 
   Made(const SparseProblem& p, const Plan& plan, void* memory, cudaStream_t stream)
       : arrays(memory),
-        lists(blocks_of_rows(p, RowTiles{.rows = kConsumers * plan.positions, .heads = plan.units}, arrays, kOperation,
-                             stream)),
+        lists(keys_of_rows(p, RowTiles{.rows = kConsumers * plan.positions, .heads = plan.units}, p.lists.block_size,
+                           arrays, kOperation, stream)),
         counter(arrays.take<int>(1)) {}
 };
 
