@@ -20,6 +20,7 @@ import sys
 import time
 
 import gpu_backward_rows
+import gpu_block_sparse_rows
 import gpu_conditions
 import gpu_decode_rows
 import gpu_linear_rows
@@ -231,7 +232,9 @@ def show(row):
 
 
 def known() -> dict:
-    modules = (gpu_rows, gpu_backward_rows, gpu_decode_rows, gpu_linear_rows, gpu_lowbit_rows, gpu_nsa_rows)
+    modules = (
+        gpu_rows, gpu_backward_rows, gpu_decode_rows, gpu_linear_rows, gpu_lowbit_rows, gpu_nsa_rows, gpu_block_sparse_rows
+    )  # fmt: skip
     return {name: make for module in modules for name, make in module.rows().items()}
 
 

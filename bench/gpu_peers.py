@@ -1,5 +1,5 @@
 """Whom Heddle is raced against on a GPU: cuDNN, FlashAttention-2 and the unfused kernels as torch brings them,
-FlashAttention-3, bitsandbytes. Who is not here is left out, and `absent()` says why."""
+FlashAttention-3, bitsandbytes, FlashInfer and block_sparse_attn. Who is not here is left out, and `absent()` says why."""
 
 from __future__ import annotations
 
@@ -104,6 +104,39 @@ def fla(call: Callable, window: int = 0) -> dict[str, Callable]:
     if window and _there("flash_attn_interface"):
         module.flash_attn_func = _imported("flash_attn_interface").flash_attn_func
     return {"fla": functools.partial(call, module)}
+
+
+def flashinfer_blocks(q, k, v, lists, rows, block) -> dict[str, Callable]:
+    """{"flashinfer": a call over lists [1, N, H, n], planned beforehand}, or nothing where there is none. It has no gradients."""
+    if not _there("flashinfer"):
+        return {}
+    heads, of_keys = q.shape[2], k.shape[1] // block
+    named = torch.zeros(heads, lists.shape[1], of_keys, dtype=torch.bool, device=q.device)
+    named.scatter_(-1, lists[0].transpose(0, 1).long(), True)
+    sizes = [torch.full((heads, n), size, dtype=torch.int32) for n, size in ((lists.shape[1], rows), (of_keys, block))]
+    memory = torch.empty(1 << 29, dtype=torch.uint8, device=q.device)
+    wrapper = _imported("flashinfer").VariableBlockSparseAttentionWrapper(memory)
+    wrapper.plan(named, *sizes, heads, k.shape[2], q.shape[3], q_data_type=q.dtype)
+    x = [y[0].detach().transpose(0, 1).contiguous() for y in (q, k, v)]  # [H, S, D]
+    return {"flashinfer": lambda: wrapper.run(*x).transpose(0, 1)[None]}
+
+
+def mit_blocks(q, k, v, lists, rows, block) -> dict[str, Callable]:
+    """{"block_sparse_attn": a call over lists [1, N, H, n] of blocks of 128 rows and keys}, or nothing where there is none."""
+    if not _there("block_sparse_attn") or (rows, block) != (128, 128):
+        return {}
+    heads, device = q.shape[2], q.device
+    named = torch.zeros(1, heads, lists.shape[1], k.shape[1] // block, dtype=torch.bool, device=device)
+    named.scatter_(-1, lists.transpose(1, 2).long(), True)
+    starts = [torch.tensor([0, x.shape[1]], dtype=torch.int32, device=device) for x in (q, k)]
+    by_mask = torch.ones(heads, dtype=torch.int32, device=device)
+    call = _imported("block_sparse_attn").block_sparse_attn_func
+    lengths = (q.shape[1], k.shape[1])
+    return {
+        "block_sparse_attn": lambda: call(
+            q[0], k[0], v[0], *starts, by_mask, None, named, *lengths, 0.0, is_causal=False
+        )[None]
+    }
 
 
 def why_no_fla(window: int = 0) -> str | None:

@@ -114,6 +114,17 @@ NSA_GPU = (
     "python/heddle/sparse.py",
     *PYTHON,
 )
+#: Of attention over lists that whole tiles of rows share.
+BLOCK_SPARSE_GPU = (
+    "src/cuda/common/sparse",
+    "src/cuda/common/tile_lists",
+    "src/cuda/sm90/sparse_tiles_bwd",
+    "src/cuda/sm90/sparse_tiles_fwd",
+    "src/problem/sparse.h",
+    *ATTENTION["sm90", False],
+    *ATTENTION["sm90", True],
+    *EVERY_ATTENTION,
+)
 LADDER = ("examples/ladder", *GPU_COMMON)
 TRAINING = (
     *ATTENTION["sm90", False],
@@ -195,6 +206,7 @@ def families() -> dict[str, tuple[str, ...]]:
         "weights to a format": LOWBIT_GPU,
         "encoder": ENCODER_GPU,
         "native sparse attention": NSA_GPU,
+        "lists that tiles of rows share": BLOCK_SPARSE_GPU,
         "ladder": LADDER,
         "training": TRAINING,
         "host": PYTHON,

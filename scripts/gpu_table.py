@@ -15,7 +15,7 @@ from marked_block import table, update
 
 OWN = ("heddle", "baseline", "f32", "tf32", "sm80", "sm90", "default", "deterministic", "dense")  # Heddle itself
 NAMES = {"cudnn": "cuDNN", "fa2": "FlashAttention-2", "fa3": "FlashAttention-3", "efficient": "memory-efficient", "math": "torch unfused", "cublas": "cuBLAS bf16",
-         "int4pack": "torch int4", "bitsandbytes": "bitsandbytes", "baseline": "`baseline_cuda`", "f32": "float32", "tf32": "tf32", "sm80": "`sm80`", "sm90": "`sm90`", "default": "default", "dense": "Heddle, dense", "fla": "flash-linear-attention",
+         "int4pack": "torch int4", "bitsandbytes": "bitsandbytes", "baseline": "`baseline_cuda`", "f32": "float32", "tf32": "tf32", "sm80": "`sm80`", "sm90": "`sm90`", "default": "default", "dense": "Heddle, dense", "fla": "flash-linear-attention", "flashinfer": "FlashInfer", "block_sparse_attn": "block_sparse_attn",
          "deterministic": "deterministic", "heddle": "Heddle"}  # fmt: skip
 # In the names of rows, and what the tables say for them.
 WORDS = [
@@ -28,6 +28,7 @@ WORDS = [
 ]  # fmt: skip
 KINDS = {  # of rows; the first that matches takes a row
     "nsa": lambda row: row["name"].startswith("nsa "),
+    "blocks": lambda row: row["name"].startswith("block sparse "),
     "memory": lambda row: row["unit"] == "MiB",
     "calls": lambda row: re.match(r"(python|short|unfused|half|linear python)\b", row["name"]),
     "linear": lambda row: row["name"].startswith("linear "),
@@ -67,7 +68,7 @@ def microseconds(row):
 # The tables, in the order of the pages.
 TITLES = {
     "forward": "Forward", "gradients": "Gradients", "decoding": "Decoding", "calls": "Short calls", "memory": "Memory", "linear": "Linear layers",
-    "coding": "Weights to a format and from it", "nsa": "Native sparse attention",
+    "coding": "Weights to a format and from it", "nsa": "Native sparse attention", "blocks": "Lists of key blocks",
 }  # fmt: skip
 
 
@@ -268,12 +269,35 @@ def nsa(rows):
     return table(lines)
 
 
+def blocks(rows):
+    """A line for each kind of blocks and length: of each share that is kept, Heddle's rate and its time beside dense attention's."""
+    kept = sorted({share_kept(row) for row in rows})
+    lines = [
+        [
+            "lists of 128 rows, H 16: TFLOP/s of what is kept (times as fast as Heddle's dense attention)",
+            *(f"{share} % kept" for share in kept),
+        ]
+    ]
+    for family, group in families(rows, r"^block sparse |,? \d+ %").items():
+        by_share = {share_kept(row): rates(row) for row in group}
+        cells = [
+            "" if (found := by_share.get(share)) is None else f"{found['heddle']:.0f} ({found['heddle'] / found['dense']:.2f})"
+            for share in kept
+        ]
+        lines.append([marked(words(family), group), *cells])
+    return table(lines)
+
+
+def share_kept(row):
+    return int(re.search(r" (\d+) % ", row["name"])[1])
+
+
 def tables(rows):
     """The summary: what there is of each kind."""
     found = sorted_by_kind(rows)
     made = {
         "forward": lambda some: flops(some, "forward", rows), "gradients": lambda some: flops(some, "gradients", rows),
-        "decoding": decoding, "calls": calls, "memory": memory, "linear": linear, "coding": coding, "nsa": nsa,
+        "decoding": decoding, "calls": calls, "memory": memory, "linear": linear, "coding": coding, "nsa": nsa, "blocks": blocks,
     }  # fmt: skip
     return "\n\n".join(made[kind](some) for kind, some in found.items() if some)
 

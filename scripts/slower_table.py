@@ -22,6 +22,7 @@ PLACES = {
     "calls": r"[SM]\d+$",
     "linear": r"M\d+",
     "nsa": r"S?\d+$",
+    "blocks": r"S\d+$",
 }
 
 
@@ -30,7 +31,7 @@ def line_of(kind, row):
     name, place = row["name"], re.search(PLACES[kind], row["name"])
     if kind == "calls":
         return CALLS[re.sub(rf" {PLACES[kind]}", "", name)], place[0]
-    family = re.sub(rf"^nsa |^linear | ?\b{PLACES[kind]},?", "", name).strip()
+    family = re.sub(rf"^nsa |^linear |^block sparse | ?\b{PLACES[kind]},?", "", name).strip()
     return words("" if family == "decode" else family), place[0] if place else ""
 
 

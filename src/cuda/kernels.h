@@ -45,7 +45,10 @@
   K(LinearBackwardProblem, kCublasLtLinearBackward, "cublaslt", "linear", true)                               \
   /* over lists of key blocks, wgmma or mma.sync: by blocks, partial results joined, or by rows   */          \
   K(SparseProblem, kSm90SparseForward, "sm90", "flash", true)                                                 \
+  /* by the dense kernels for Hopper, of tiles of rows that share a list */                                   \
+  K(SparseProblem, kSm90TilesForward, "sm90_tiles", "flash", true)                                            \
   K(SparseProblem, kSm80SparseForward, "sm80", "flash", true)                                                 \
+  K(SparseBackwardProblem, kSm90TilesBackward, "sm90_tiles", "flash", true)                                   \
   K(SparseBackwardProblem, kSm80SparseBackward, "sm80", "flash", true)                                        \
   /* native sparse attention, from Ampere on: means of keys and their gradients, and blocks chosen by them */ \
   K(PoolProblem, kPoolKeys, "cuda", "pool", true)                                                             \

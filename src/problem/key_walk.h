@@ -87,8 +87,10 @@ class BandWalk {
   Int size_ = 0;
 };
 
-// Those of a BandWalk's tiles that a list names: `count` ascending indices of tiles in the sequence, none twice.
-template <class Int>
+// Those of a BandWalk's tiles that a list names: `count` ascending indices of tiles in the sequence, none twice. With
+// kPartBits an entry is the index times 2^kPartBits and, in the bits below, which parts of the tile the list is about,
+// a bit each.
+template <class Int, int kPartBits = 0>
 class ListWalk {
  public:
   using Index = Int;
@@ -116,18 +118,27 @@ class ListWalk {
   constexpr bool whole(Int n) const { return whole_tile(index(n)); }
 
   constexpr Interval<Int> steps() const { return {0, count_}; }
-  constexpr Int index(Int step) const { return list_ != nullptr ? list_[step] : band_.tiles().end; }
+  constexpr Int index(Int step) const { return list_ != nullptr ? list_[step] >> kPartBits : band_.tiles().end; }
   constexpr bool whole_tile(Int t) const { return band_.whole_tile(t); }
   constexpr const Interval<Int>& whole_steps() const { return whole_; }
   constexpr Interval<Int> keys() const { return band_.keys(); }
 
- private:
-  // How many of a list's first indices are less than `index`.
+  // Which parts, of a step to a tile of the list.
+  constexpr Int parts(Int step) const
+    requires(kPartBits > 0)
+  {
+    return list_[step] & ((1 << kPartBits) - 1);
+  }
+
+  // Where the list has a step, of those to its tiles.
+  constexpr const std::int32_t* entry(Int step) const { return list_ + step; }
+
+  // How many of a list's first tiles have a smaller index than `index`.
   static constexpr Int below(const std::int32_t* list, Int count, Int index) {
     Int least = 0;
     while (least < count) {
       const Int middle = least + (count - least) / 2;
-      if (list[middle] < index) {
+      if (list[middle] >> kPartBits < index) {
         least = middle + 1;
       } else {
         count = middle;
@@ -136,6 +147,7 @@ class ListWalk {
     return least;
   }
 
+ private:
   BandWalk<Int> band_;
   const std::int32_t* list_ = nullptr;  // null: of the one step of take_one_step(), behind all tiles of the band
   Int count_ = 0;

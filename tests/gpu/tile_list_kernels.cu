@@ -13,7 +13,7 @@ void launch(const AttentionProblem& p, const std::int32_t* tiles, const std::int
             void* stream) {
   constexpr sm80::Variant kVariant = sm80::variant_of<C>();
   sm80::Params params = sm80::params_for(p, kVariant);
-  params.lists = {tiles, counts, length};
+  params.lists = {.tiles = tiles, .counts = counts, .length = length};
   // Not by kVariant.launch: in a shared library that asks a CUDA runtime of its own, which does not know this kernel.
   const auto kernel = sm80::attention_fwd_kernel<C>;
   constexpr int kBytes = sizeof(sm80::SharedMemory<C>);

@@ -35,7 +35,7 @@ struct Listed {
   static std::size_t workspace(const AttentionBackwardProblem& p) { return sm80::workspace_of(p, variant()); }
   static void launch(const AttentionBackwardProblem& p, const std::int32_t* tiles, const std::int32_t* counts,
                      std::int64_t length, const Runtime& runtime) {
-    sm80::launch_call(p, variant(), {tiles, counts, length}, runtime);
+    sm80::launch_call(p, variant(), {.tiles = tiles, .counts = counts, .length = length}, runtime);
   }
   static constexpr ListedBackward kernel() { return {"sm80", C::kTileQ, C::kTileK, workspace, launch}; }
 };

@@ -27,10 +27,16 @@ struct Listed {
     v.launch = start<C>;
     return v;
   }
-  static std::size_t workspace(const AttentionBackwardProblem& p) { return sm90::workspace_of(p, variant()); }
+  static int parts(const AttentionBackwardProblem& p) { return sm90::parts_of_group(p, variant()); }
+  static std::size_t workspace(const AttentionBackwardProblem& p) {
+    return sm90::workspace_of(p, variant(), parts(p));
+  }
   static void launch(const AttentionBackwardProblem& p, const std::int32_t* tiles, const std::int32_t* counts,
                      std::int64_t length, const Runtime& runtime) {
-    sm90::launch_call(p, variant(), {tiles, counts, length}, runtime);
+    const std::int64_t k_tiles = (p.Sk + C::kTileK - 1) / C::kTileK;
+    TileLists lists = a_list_a_tile(tiles, counts, length, p.Hkv, k_tiles);
+    lists.heads_of_list = parts(p);
+    sm90::launch_call(p, variant(), parts(p), lists, runtime);
   }
   static constexpr ListedBackward kernel() { return {"sm90", C::kTileQ, C::kTileK, workspace, launch}; }
 };

@@ -31,7 +31,7 @@ void launch_16bit(const AttentionProblem& p, const std::int32_t* tiles, const st
   constexpr fwd::Row row = fwd::kVariants[kRow];
   using C = fwd::Config<__nv_bfloat16, row.tiles, row.options, ListWalk<int>>;
   fwd::Params params = fwd::params_for(p, row, sm90::attention::make_plan(p, C::kConsumers));
-  params.lists = {tiles, counts, length};
+  params.lists = a_list_a_tile(tiles, counts, length, params.heads, params.q_tiles);
   start<C, fwd::SharedMemory<C>>(fwd::attention_fwd_kernel<C>, params, stream);
 }
 
@@ -40,7 +40,7 @@ void launch_e4m3(const AttentionProblem& p, const std::int32_t* tiles, const std
                  void* stream) {
   using C = fp8::Config<__nv_bfloat16, fp8::kVariants[kRow].tiles, ListWalk<int>>;
   fp8::Params params = fp8::params_for(p, sm90::attention::make_plan(p, C::kConsumers), C::kTileK);
-  params.lists = {tiles, counts, length};
+  params.lists = a_list_a_tile(tiles, counts, length, params.heads, params.q_tiles);
   start<C, fp8::SharedMemory<C>>(fp8::attention_fwd_fp8_kernel<C>, params, stream);
 }
 

@@ -185,6 +185,37 @@ const std::vector<SparseCase>& sparse_cases() {
                    [](auto& c) {
                      c.packed_q = c.packed_k = true, c.window_left = 500, c.causal = Causal::bottom_right;
                    })},
+      // Lists that whole tiles of rows share, which Hopper's dense kernels take.
+      {"tiles",
+       {.block_size = 128, .query_rows = 128, .units = 2, .entries = 4},
+       sparse_call(bf16, 2, 4, 2, 300, 520, 128, [](auto& c) { c.causal = Causal::bottom_right; })},
+      {"tiles_of_64_keys",
+       {.block_size = 64, .query_rows = 256, .units = 1, .entries = 8, .counts = true},
+       sparse_call(f16, 2, 4, 4, 500, 600, 64, [](auto& c) { c.window_left = 150, c.window_right = 40; })},
+      {"tiles_packed",
+       {.block_size = 128, .query_rows = 128, .units = 2, .entries = 3, .counts = true},
+       sparse_call(bf16, 5, 4, 2, 330, 400, 64,
+                   [](auto& c) { c.packed_q = c.packed_k = c.sink = true, c.causal = Causal::bottom_right; })},
+      {"tiles_of_each_head",
+       {.block_size = 64, .query_rows = 128, .units = 6, .entries = 5},
+       sparse_call(bf16, 3, 6, 2, 300, 420, 128,
+                   [](auto& c) {
+                     c.packed_q = c.packed_k = true, c.window_left = 200, c.causal = Causal::bottom_right;
+                   })},
+      {"tiles_of_64_rows",
+       {.block_size = 64, .query_rows = 64, .units = 2, .entries = 5},
+       sparse_call(f16, 1, 8, 2, 330, 400, 72,
+                   [](auto& c) { c.Dv = 88, c.sink = true, c.causal = Causal::top_left, c.window_left = 130; })},
+      {"tiles_of_heads",
+       {.block_size = 128, .query_rows = 16, .units = 1, .entries = 3},
+       sparse_call(bf16, 2, 16, 2, 70, 500, 40,
+                   [](auto& c) { c.seqused_q = c.seqused_k = true, c.causal = Causal::bottom_right; })},
+      {"tiles_used",
+       {.block_size = 128, .query_rows = 384, .units = 3, .entries = 4, .counts = true},
+       sparse_call(f16, 3, 3, 3, 800, 520, 48, [](auto& c) { c.seqused_q = c.seqused_k = true; })},
+      {"tiles_without_entries",
+       {.block_size = 128, .query_rows = 128, .entries = 0},
+       sparse_call(f16, 1, 2, 1, 150, 200, 64, [](auto& c) { c.sink = true; })},
       {"no_entries_16_bits", {.entries = 0}, sparse_call(bf16, 1, 2, 1, 9, 40, 16, [](auto& c) { c.sink = true; })},
       {"no_entries", {.entries = 0}, sparse_call(f32, 1, 2, 1, 9, 40, 16)},
   };  // fmt: skip

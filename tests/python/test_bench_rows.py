@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode  # noqa: E402
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 import attention_bench_gpu as bench  # noqa: E402
 import gpu_backward_rows  # noqa: E402
+import gpu_block_sparse_rows  # noqa: E402
 import gpu_decode_rows  # noqa: E402
 import gpu_lowbit_rows  # noqa: E402
 import gpu_nsa_rows  # noqa: E402
@@ -85,6 +86,7 @@ def cpu(monkeypatch):
     )
     monkeypatch.setattr(gpu_decode_rows, "ROTATED_BYTES", 1 << 16)
     monkeypatch.setattr(gpu_nsa_rows, "CHECKED", 192)
+    monkeypatch.setattr(gpu_block_sparse_rows, "CHECKED", 256)
     for name in ("gemm_tflops", "copy_tbs"):
         monkeypatch.setattr(bench, name, lambda: 1.0)
     for backward in (False, True):
@@ -202,6 +204,8 @@ SMALL = {
     "encode": lambda: gpu_lowbit_rows.encode(128, 256, "nvfp4"),
     "encode, scale given": lambda: gpu_lowbit_rows.encode(128, 256, "nvfp4", "plain", 1e-2),
     "decode weights": lambda: gpu_lowbit_rows.decode(128, 256, "int4_g128_zp"),
+    "blocks": lambda: gpu_block_sparse_rows.blocks(384, 64, 128, 50),
+    "blocks, gradients": lambda: gpu_block_sparse_rows.blocks(256, 64, 64, 10, backward=True),
     "nsa": lambda: gpu_nsa_rows.forward(192, 8, 2, 0),
     "nsa gradients": lambda: gpu_nsa_rows.backward(192, 8, 2, 64),
     "nsa gradients, no window": lambda: gpu_nsa_rows.backward(192, 8, 2, 0),
@@ -233,6 +237,56 @@ def test_native_sparse_attention_that_differs_has_no_time(monkeypatch):
     wrong = bench.measure("r", SMALL["nsa"])["wrong"]
     assert float(re.search("heddle differs by ([0-9.]+),", wrong)[1]) == pytest.approx(0.1, abs=0.01), wrong
     gpu_nsa_rows.agreement.cache_clear()
+
+
+def test_blocks_that_differ_have_no_time(monkeypatch):
+    gpu_block_sparse_rows.agreement.cache_clear()
+    whole = heddle.sparse_attention
+    monkeypatch.setattr(heddle, "sparse_attention", lambda *x, **options: 1.1 * whole(*x, **options))
+    wrong = bench.measure("r", SMALL["blocks"])["wrong"]
+    assert float(re.search("heddle differs by ([0-9.]+),", wrong)[1]) == pytest.approx(0.1, abs=0.01), wrong
+    gpu_block_sparse_rows.agreement.cache_clear()
+
+
+@pytest.mark.parametrize("scale, absent", [(1.0, None), (1.2, "its output differs by ")])
+def test_others_over_blocks_are_raced_where_they_can_be_imported(scale, absent, monkeypatch):
+    caches = (gpu_peers._imported, gpu_block_sparse_rows.agreement)
+    for cached in caches:
+        cached.cache_clear()
+
+    def attended(q, k, v, named, row, column):  # [H, S, D], [H, rows, columns]
+        mask = named.repeat_interleave(row, 1).repeat_interleave(column, 2)
+        scores = (q @ k.transpose(1, 2) * q.shape[-1] ** -0.5).masked_fill(~mask, float("-inf"))
+        return scale * scores.softmax(-1) @ v
+
+    class Wrapper:
+        def __init__(self, memory):
+            pass
+
+        def plan(self, named, of_rows, of_columns, heads, kv_heads, size, q_data_type):
+            self.named, self.sizes = named, (int(of_rows[0, 0]), int(of_columns[0, 0]))
+
+        def run(self, q, k, v):
+            return attended(q, k, v, self.named, *self.sizes)
+
+    def block_sparse_attn_func(q, k, v, starts_q, starts_k, by_mask, streaming, named, longest_q, longest_k, dropout, is_causal):
+        assert by_mask.tolist() == [1] * q.shape[1] and starts_k.tolist() == [0, longest_k] and not is_causal
+        return attended(*(x.transpose(0, 1) for x in (q, k, v)), named[0], 128, 128).transpose(0, 1)  # fmt: skip
+
+    monkeypatch.setitem(sys.modules, "flashinfer", types.SimpleNamespace(VariableBlockSparseAttentionWrapper=Wrapper))
+    module = types.SimpleNamespace(block_sparse_attn_func=block_sparse_attn_func)
+    monkeypatch.setitem(sys.modules, "block_sparse_attn", module)
+    row = bench.measure("r", SMALL["blocks"])
+    gradients = bench.measure("r", lambda: gpu_block_sparse_rows.blocks(256, 64, 128, 50, backward=True))
+    for cached in caches:
+        cached.cache_clear()
+    assert "wrong" not in row and "wrong" not in gradients, (row, gradients)
+    assert "flashinfer" in gradients["absent"]
+    for name, found in (("flashinfer", row), ("block_sparse_attn", row), ("block_sparse_attn", gradients)):
+        if absent is None:
+            assert found["rates"][name] > 0 and found["difference"][name] <= found["limit"]
+        else:
+            assert name not in found["rates"] and found["absent"][name].startswith(absent)
 
 
 @pytest.fixture

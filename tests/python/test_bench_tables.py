@@ -229,6 +229,18 @@ class TestGpuTables:
         shown = gpu_table.tables(rows)
         assert "| nf4 4096x4096 † | 333333 (1.50) | 10000 (0.37) |" in shown and "M 1 | M 256" in shown
 
+    def test_lists_of_key_blocks(self):
+        rows = {
+            f"block sparse{way} D128 blocks of 64, {kept} % S16384": raced(
+                f"block sparse{way} D128 blocks of 64, {kept} % S16384", heddle=500.0, dense=500.0 * kept / 100, fa3=50.0
+            )
+            for way in ("", " gradients")
+            for kept in (10, 100)
+        }
+        shown = gpu_table.tables(rows)
+        assert "| 10 % kept | 100 % kept |" in shown
+        assert "| gradients D 128 blocks of 64 S16384 † | 500 (10.00) | 500 (1.00) |" in shown, shown
+
     def test_where_others_are_faster(self):
         rows = {
             r["name"]: r

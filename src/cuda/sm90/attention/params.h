@@ -81,8 +81,7 @@ struct Params {
   std::int64_t alibi_stride_b, alibi_stride_h;
   ScorePlane bias, mask;  // bias: 16-bit like q, or f32; mask: bytes
   bool bias_is_float;
-  // For kernels whose walk is a ListWalk. Lists are those of head units, whose q_tiles are the longest sequence's.
-  TileLists lists;
+  TileLists lists;  // of head units, for kernels whose walk is a ListWalk
   Positions piece;  // for kernels of pieces, whose bands are about these
 };
 

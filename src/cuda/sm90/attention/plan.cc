@@ -45,22 +45,27 @@ Refusal refuse_positions(const AttentionProblem& p) {
 }
 
 Plan make_plan(const AttentionProblem& p, int consumers) {
-  Plan plan{};
   const auto tiles = [&](int pack) {
     const std::int64_t positions = std::int64_t{consumers} * (kRows / pack);
     return (p.Sq + positions - 1) / positions * (p.H / pack);
   };
   // The heads of a group share tiles where that takes fewer of them: short q, mostly.
   const int group = static_cast<int>(std::min<std::int64_t>(p.G, kRows));
-  plan.pack = p.G == group && tiles(group) < tiles(1) ? group : 1;
+  const int pack = p.G == group && tiles(group) < tiles(1) ? group : 1;
+  const bool uneven = p.cu_seqlens_q.given || p.cu_seqlens_k || p.seqused_k || p.seqused_q;
+  // Below, dealing tiles out in turn balances well enough, and costs no counter.
+  return plan_with(p, consumers, pack, uneven || (has_band(p) && p.Sk > (p.D + p.Dv > 256 ? 512 : 1024)));
+}
+
+Plan plan_with(const AttentionProblem& p, int consumers, int pack, bool dynamic) {
+  Plan plan{};
+  plan.dynamic = dynamic;
+  plan.pack = pack;
   plan.positions = kRows / plan.pack;
   plan.units = static_cast<int>(p.H / plan.pack);
   const int rows = consumers * plan.positions;
   plan.q_tiles = static_cast<int>((p.Sq + rows - 1) / rows);
-  const bool band = has_band(p);
-  const bool packed = p.cu_seqlens_q.given, uneven = packed || p.cu_seqlens_k || p.seqused_k || p.seqused_q;
-  // Below, dealing tiles out in turn balances well enough, and costs no counter.
-  plan.dynamic = uneven || (band && p.Sk > (p.D + p.Dv > 256 ? 512 : 1024));
+  const bool packed = p.cu_seqlens_q.given;
   // Most of the L2 cache for keys and values; heads are a power of two, so that the last section is not a small one.
   const std::int64_t l2_bytes = std::int64_t{current_device().l2_bytes} * 13 / 16;
   const std::int64_t row_bytes =
@@ -72,8 +77,8 @@ Plan make_plan(const AttentionProblem& p, int consumers) {
   const auto shared = [](const Plane& x) { return x && x.stride_i != 0 && x.stride_h == 0; };
   const std::int64_t section = plan.dynamic || shared(p.bias) || shared(p.mask)
                                    ? static_cast<std::int64_t>(std::bit_floor(heads)) * (p.G / plan.pack)
-                               : band ? 4
-                                      : 1;
+                               : has_band(p) ? 4
+                                             : 1;
   plan.section = static_cast<int>(std::min<std::int64_t>(section, packed ? plan.units : plan.units * p.B));
   plan.section_rows = static_cast<int>(std::min<std::int64_t>(l2_bytes / row_bytes, kMaxLength));
   return plan;

@@ -23,6 +23,8 @@ Refusal refuse_positions(const AttentionProblem& p);
 
 // consumers: warpgroups of 64 query rows.
 Plan make_plan(const AttentionProblem& p, int consumers);
+// With so many heads of a group to a tile.
+Plan plan_with(const AttentionProblem& p, int consumers, int pack, bool dynamic);
 
 // All but score options, scales and next_tile.
 void fill(Params& params, const AttentionProblem& p, const Plan& plan, int tile_k);

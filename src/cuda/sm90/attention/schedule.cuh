@@ -155,8 +155,7 @@ __device__ void describe_tile(const Params& p, const TileIndex& t, TileWork<type
   const bool all_used = min(position + rows, stored) <= used;  // else there are rows that meet no key
   BandWalk<int> walk(met, {last.begin, all_used ? first.end : 0}, C::kTileK);
   walk.mask_partial();
-  const std::int64_t list = (std::int64_t{s} * p.heads + t.h) * p.q_tiles + t.q_tile;
-  w.walk = walk_of<typename C::Walk>(p.lists, list, walk);
+  w.walk = walk_of<typename C::Walk>(p.lists, p.lists.number(s, q_row, t.h, t.q_tile), walk);
   // A tile without keys is given one key tile behind the tensor's end, which arrives as zeros and is masked: so every
   // tile has a first step, which keeps the pipeline simple.
   w.k_row = w.walk.steps().empty() ? p.k_rows : k_row;

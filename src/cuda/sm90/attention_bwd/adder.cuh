@@ -26,7 +26,7 @@ __device__ void add_in_turns(const Params& p, SharedMemory<C>& shared, int parit
     if (n != parity) continue;
     const std::int64_t row = tiles.head * p.rows_per_head + w.statistics_row + tiles.tile() * C::kTileQ;
     int* const turn = p.turns + row / C::kTileQ;
-    const int place = place_in_order<C>(p, w, tiles.tile());
+    const int place = place_in_order<C>(p, w, tiles.step);
     while (w.takes_turns && ptx::load_acquire(turn) != place) {
     }
     ptx::fence_async();

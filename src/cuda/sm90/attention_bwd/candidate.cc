@@ -33,22 +33,7 @@ Refusal supports(const AttentionBackwardProblem& p) {
   if (p.dtype == DType::f32) return "it takes float16 and bfloat16, not float32";
   if (p.D % 8 != 0 || p.Dv % 8 != 0) return text("head sizes must be multiples of 8; found ", p.D, " and ", p.Dv);
   if (std::max(p.D, p.Dv) > kMaxSize) return text("it takes head sizes to ", kMaxSize, "; found ", p.D, " and ", p.Dv);
-  if (Refusal reason = refuse_unmappable(p); !reason.empty()) return reason;
-  if (p.B > 0 && p.q_rows > 0) {
-    for (const auto& [name, x] : {std::pair{"d_o", p.d_o}, {"dq", p.dq}}) {
-      if (Refusal reason = refuse_unmappable(name, x); !reason.empty()) return reason;
-    }
-  }
-  if (p.B > 0 && p.k_rows > 0) {
-    for (const auto& [name, x] : {std::pair{"dk", p.dk}, {"dv", p.dv}}) {
-      if (Refusal reason = refuse_unmappable(name, x); !reason.empty()) return reason;
-    }
-  }
-  if (p.q_rows > kMaxLength || p.k_rows > kMaxLength) return text("q and k must have fewer than ", kMaxLength, " rows");
-  constexpr std::int64_t kMaxTiles = 1 << 30, kFewest = 64;  // rows and keys of the smallest blocks
-  if (p.B * p.H > kMaxTiles / std::max<std::int64_t>((std::max(p.Sq, p.Sk) + kFewest - 1) / kFewest, 1)) {
-    return text("q or k have more tiles than ", kMaxTiles);
-  }
+  if (Refusal reason = refuse_layout(p); !reason.empty()) return reason;
   if (Refusal reason = refuse_bias_gradient(p); !reason.empty()) return reason;
   if (p.softcap != 0 && has_planes(p)) return "it has no softcap beside alibi_slopes, a bias or a mask";
   if (p.dropout.p != 0) return "it has no dropout";
@@ -74,20 +59,12 @@ double estimate(const AttentionBackwardProblem& p, int /*workers*/) {
   return cost.fixed + flops / cost.flops;
 }
 
-// How many CTAs share the heads of a kv head: where there are few tiles of keys, and a CTA has many query tiles.
-int parts_of_group(const AttentionBackwardProblem& p, const Variant& v) {
-  const std::int64_t enough = 4 * current_device().multiprocessors, tiles = (p.Sk + v.tile_k - 1) / v.tile_k;
-  std::int64_t parts = 1;
-  while (p.G % (2 * parts) == 0 && p.B * p.Hkv * tiles * parts < enough) parts *= 2;
-  return static_cast<int>(parts);
-}
-
 // Where everything lies in the workspace, in bytes from its begin.
 struct Layout {
   std::int64_t lse_log2 = 0, delta, largest, dq, dk, dv, turns, turns_bytes, bytes;
 
-  Layout(const AttentionBackwardProblem& p, const Variant& v) {
-    const std::int64_t word = sizeof(float), row = v.columns * word, parts = parts_of_group(p, v);
+  Layout(const AttentionBackwardProblem& p, const Variant& v, std::int64_t parts) {
+    const std::int64_t word = sizeof(float), row = v.columns * word;
     const std::int64_t key_sums = parts > 1 ? parts * p.Hkv * key_rows_per_head(p) * row : 0;
     delta = lse_log2 + statistics_bytes(p);
     largest = delta + statistics_bytes(p);
@@ -100,7 +77,10 @@ struct Layout {
   }
 };
 
-std::size_t workspace(const AttentionBackwardProblem& p, int /*workers*/) { return workspace_of(p, variant_for(p)); }
+std::size_t workspace(const AttentionBackwardProblem& p, int /*workers*/) {
+  const Variant& v = variant_for(p);
+  return workspace_of(p, v, parts_of_group(p, v));
+}
 
 std::string describe(const AttentionBackwardProblem& p, int /*workers*/) {
   const Variant& v = variant_for(p);
@@ -113,7 +93,10 @@ std::string describe(const AttentionBackwardProblem& p, int /*workers*/) {
               p.B * p.Hkv * parts * ((p.Sk + v.tile_k - 1) / v.tile_k), " tiles of keys");
 }
 
-void launch(const AttentionBackwardProblem& p, const Runtime& runtime) { launch_call(p, variant_for(p), {}, runtime); }
+void launch(const AttentionBackwardProblem& p, const Runtime& runtime) {
+  const Variant& v = variant_for(p);
+  launch_call(p, v, parts_of_group(p, v), {}, runtime);
+}
 
 }  // namespace
 
@@ -121,15 +104,42 @@ std::span<const Variant> sm90::attention_bwd::variants(DType type) {
   return variants_of<Instance, kTypes, kVariants>(type);
 }
 
-std::size_t sm90::attention_bwd::workspace_of(const AttentionBackwardProblem& p, const Variant& v) {
-  return static_cast<std::size_t>(Layout(p, v).bytes);
+Refusal sm90::attention_bwd::refuse_layout(const AttentionBackwardProblem& p) {
+  if (Refusal reason = refuse_unmappable(p); !reason.empty()) return reason;
+  if (p.B > 0 && p.q_rows > 0) {
+    for (const auto& [name, x] : {std::pair{"d_o", p.d_o}, {"dq", p.dq}}) {
+      if (Refusal reason = refuse_unmappable(name, x); !reason.empty()) return reason;
+    }
+  }
+  if (p.B > 0 && p.k_rows > 0) {
+    for (const auto& [name, x] : {std::pair{"dk", p.dk}, {"dv", p.dv}}) {
+      if (Refusal reason = refuse_unmappable(name, x); !reason.empty()) return reason;
+    }
+  }
+  if (p.q_rows > kMaxLength || p.k_rows > kMaxLength) return text("q and k must have fewer than ", kMaxLength, " rows");
+  constexpr std::int64_t kMaxTiles = 1 << 30, kFewest = 64;  // rows and keys of the smallest blocks
+  if (p.B * p.H > kMaxTiles / std::max<std::int64_t>((std::max(p.Sq, p.Sk) + kFewest - 1) / kFewest, 1)) {
+    return text("q or k have more tiles than ", kMaxTiles);
+  }
+  return "";
 }
 
-void sm90::attention_bwd::launch_call(const AttentionBackwardProblem& p, const Variant& v, const TileLists& lists,
-                                      const Runtime& runtime) {
+int sm90::attention_bwd::parts_of_group(const AttentionBackwardProblem& p, const Variant& v) {
+  const std::int64_t enough = 4 * current_device().multiprocessors, tiles = (p.Sk + v.tile_k - 1) / v.tile_k;
+  std::int64_t parts = 1;
+  while (p.G % (2 * parts) == 0 && p.B * p.Hkv * tiles * parts < enough) parts *= 2;
+  return static_cast<int>(parts);
+}
+
+std::size_t sm90::attention_bwd::workspace_of(const AttentionBackwardProblem& p, const Variant& v, int parts) {
+  return static_cast<std::size_t>(Layout(p, v, parts).bytes);
+}
+
+void sm90::attention_bwd::launch_call(const AttentionBackwardProblem& p, const Variant& v, int parts,
+                                      const TileLists& lists, const Runtime& runtime) {
   const auto stream = static_cast<cudaStream_t>(runtime.stream);
   auto* const memory = static_cast<std::byte*>(runtime.workspace.data);
-  const Layout layout(p, v);
+  const Layout layout(p, v, parts);
   const auto floats = [&](std::int64_t at) { return reinterpret_cast<float*>(memory + at); };
   const std::int64_t row_bytes = v.columns * static_cast<std::int64_t>(sizeof(float));
   const any::attention_bwd_rows::Rows rows = {
@@ -169,7 +179,7 @@ void sm90::attention_bwd::launch_call(const AttentionBackwardProblem& p, const V
   params.dq = floats(layout.dq);
   params.dk = floats(layout.dk);
   params.dv = floats(layout.dv);
-  params.parts = parts_of_group(p, v);
+  params.parts = parts;
   params.key_rows_per_head = key_rows_per_head(p);
   params.rows_per_head = rows_per_head(p);
   const std::int64_t tiles = (p.Sk + v.tile_k - 1) / v.tile_k;
@@ -185,7 +195,7 @@ void sm90::attention_bwd::launch_call(const AttentionBackwardProblem& p, const V
     params.ticket = reinterpret_cast<int*>(turns);
     params.turns = params.ticket + 1;
     const bool band = params.left < kOpen || params.right < kOpen;
-    params.chunk = band ? 0 : std::max(current_device().multiprocessors / 2, 1);
+    params.chunk = band || lists.places != nullptr ? 0 : std::max(current_device().multiprocessors / 2, 1);
     // Chunks of one unit wait for each other: others between them.
     if (params.chunk > 0 && params.chunk < params.k_tiles) params.section = std::max(params.section, 4);
   }

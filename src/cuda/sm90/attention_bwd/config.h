@@ -22,10 +22,13 @@ constexpr int kThreads = 128 * (1 + kConsumers);
 constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
 static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <= 3 * 168);
 
-// Walk: which tiles of query rows a tile of keys goes through; to a walk over the transposed band these are keys.
+// Walk: which tiles of query rows a tile of keys goes through; to a walk over the transposed band these are keys. A list
+// with parts says of each tile of rows which warpgroup's keys it meets.
 template <class T, Tiles kTiles, Option kOption_, TileWalk Walk_ = BandWalk<int>>
 struct Config {
   using Walk = Walk_;
+  static constexpr bool kListed = !std::is_same_v<Walk, BandWalk<int>>;
+  static constexpr bool kHasParts = requires(const Walk walk) { walk.parts(0); };
   using Element = T;
   static constexpr int kHeadSize = kTiles.head;                                // D and Dv, at most
   static constexpr int kColumns = (kHeadSize + kPanel - 1) / kPanel * kPanel;  // as stored, zeros behind the head size
@@ -86,6 +89,10 @@ struct SharedMemory {
   TileWork<typename C::Walk> work;
   bool exists;                        // work
   bool suspect[C::kTileK], attended;  // closed_keys.cuh
+  // Whether the tile of rows meets a warpgroup's keys; if not, these are as keys behind the last one.
+  std::conditional_t<C::kHasParts, bool[C::kStages][kConsumers], Nothing> named;
+  // Keys of the tile that a row of the listed tiles meets, a bit each.
+  std::conditional_t<C::kListed, std::uint32_t[C::kTileK / 32], Nothing> met_keys;
   ptx::Barrier k_ready, v_ready;
   ptx::Barrier q_ready[C::kStages], q_free[C::kStages], landed[C::kStages];
   ptx::Barrier d_o_ready[C::kOutputStages], d_o_free[C::kOutputStages];

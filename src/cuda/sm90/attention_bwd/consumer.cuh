@@ -74,7 +74,7 @@ class Consumer : Warpgroup<C> {
       }
       auto& x = reinterpret_cast<typename Base::Part&>(s[part * kPartQ / 2]);
       typename Base::Pairs pairs;
-      this->probabilities(shared.lse[n], head, row, part, x, pairs);
+      this->probabilities(n, head, row, part, x, pairs);
       this->issue_gradient(pairs, shared.d_o[n], part, dv);
       if (part == 0) ptx::barrier_wait(shared.ds_free[ds.index], ds.phase ^ 1);
       wgmma_wait<1>();

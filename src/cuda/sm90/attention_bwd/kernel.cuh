@@ -24,6 +24,11 @@ __global__ void __launch_bounds__(kThreads, 1) attention_bwd_kernel(const __grid
   let_next_grid_start();
   if (threadIdx.x / 32 == 0) {
     const bool found = find_work<C>(p, number_of_start(p), shared.work);
+    if constexpr (C::kListed) {
+      const bool exists = __any_sync(0xffffffff, found);
+      __syncwarp();  // the first lane has written the work: a vote does not order memory
+      if (exists) mark_met_keys<C>(p, shared.work, shared.met_keys);
+    }
     if (threadIdx.x == 0) shared.exists = found;
   } else if (threadIdx.x == 32) {
     for (const auto* map : {&p.q, &p.d_o, &p.k, &p.v}) ptx::prefetch_tensor_map(*map);

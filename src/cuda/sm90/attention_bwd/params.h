@@ -34,7 +34,7 @@ struct Params {
   // and softcap * log2(e).
   float softcap_inside, softcap_log2;
   int left, right;  // row i attends keys j with i + off - left <= j <= i + off + right
-  TileLists lists;
+  TileLists lists;  // of kv heads, or parts of their groups, for kernels whose walk is a ListWalk
 };
 
 // Sums that are to be rounded: dq's, or dk's and dv's if parts of them lie there.

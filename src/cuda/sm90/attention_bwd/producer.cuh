@@ -28,6 +28,30 @@ __device__ void clear_idle_rows(SharedMemory<C>& shared, int q, int d_o) {
   }
 }
 
+// Whether a listed tile of rows may have some that meet none of the keys that this step is about, without being idle: a
+// row may have other keys, far away.
+template <class C>
+__device__ bool may_miss_keys(const TileWork<typename C::Walk>& w, int step) {
+  if constexpr (C::kListed) return !w.walk.whole_tile(w.walk.index(step));
+  return false;
+}
+
+// Makes such rows idle ones, for this tile. The whole warp.
+template <class C>
+__device__ void idle_rows_that_miss_keys(const Params& p, SharedMemory<C>& shared, int q, int step) {
+  if constexpr (C::kListed) {
+    const auto& w = shared.work;
+    const Interval<int> keys = keys_of_step<C>(w.walk, step);
+    const int first = w.walk.index(step) * C::kTileQ + w.off - w.first_key;  // row 0 less the first key
+    const int begin = keys.begin - p.right - first, end = min(keys.end, w.keys) + p.left - first;
+#pragma unroll 1
+    for (int row = static_cast<int>(threadIdx.x) % 32; row < C::kTileQ; row += 32) {
+      if (row < begin || row >= end) shared.lse[q][row] = INFINITY;
+    }
+    __syncwarp();
+  }
+}
+
 // One warp.
 template <class C>
 __device__ void produce(const Params& p, SharedMemory<C>& shared) {
@@ -50,9 +74,14 @@ __device__ void produce(const Params& p, SharedMemory<C>& shared) {
     const std::int64_t statistics = h * p.rows_per_head + w.statistics_row;
     // A bias or mask may leave any row without keys.
     const bool clears =
-        C::kOption == Option::kPlanes || row < w.first_row || (row + C::kTileQ > w.last_row && w.clears_end);
+        C::kOption == Option::kPlanes || row < w.first_row || (row + C::kTileQ > w.last_row && w.clears_end) ||
+        may_miss_keys<C>(w, tiles.step);
     await_free(shared.q_free[q.index], q.phase);
     if (first_lane) {
+      if constexpr (C::kHasParts) {  // its arrival tells of these too
+        const int parts = w.walk.parts(tiles.step);
+        for (int n = 0; n < kConsumers; ++n) shared.named[q.index][n] = (parts >> n & 1) != 0;
+      }
       auto& ready = clears ? shared.landed[q.index] : shared.q_ready[q.index];
       ptx::barrier_arrive_expect(ready, sizeof(shared.q[0].panel) + kRowBytes);
       load_panels(shared.q[q.index], p.q, ready, w.q_row + row, h, w.q_batch, ptx::L2::evict_last);
@@ -69,6 +98,7 @@ __device__ void produce(const Params& p, SharedMemory<C>& shared) {
     __syncwarp();
     ptx::barrier_wait(shared.landed[q.index], landed >> q.index & 1);
     landed ^= 1u << q.index;
+    idle_rows_that_miss_keys(p, shared, q.index, tiles.step);
     clear_idle_rows(shared, q.index, d_o.index);
     ptx::fence_async_shared();
     __syncwarp();

@@ -70,15 +70,61 @@ __device__ TileIndex tile_of_packed(const Params& p, int tile) {
 
 // The steps of a tile of keys: all of `band`, or what a list names of it. Of the band's walk nothing is kept, since
 // index() is all that is asked later, and needs nothing.
-__device__ inline Interval<int> set_walk(const Params&, const Work&, int /*k_tile*/, const BandWalk<int>& band,
+__device__ inline Interval<int> set_walk(const Params&, const Work&, const TileIndex&, const BandWalk<int>& band,
                                          BandWalk<int>&) {
   return band.steps();
 }
-__device__ inline Interval<int> set_walk(const Params& p, const Work& w, int k_tile, const BandWalk<int>& band,
-                                         ListWalk<int>& walk) {
-  const std::int64_t list = (w.sequence * p.problem.Hkv + w.kv_head) * p.k_tiles + k_tile;
-  walk = {p.lists.tiles + list * p.lists.length, p.lists.counts[list], band};
+template <int kPartBits>
+__device__ Interval<int> set_walk(const Params& p, const Work& w, const TileIndex& at, const BandWalk<int>& band,
+                                  ListWalk<int, kPartBits>& walk) {
+  walk = walk_of<ListWalk<int, kPartBits>>(p.lists, p.lists.number(w.sequence, w.k_row, at.head, at.tile), band);
   return walk.steps();
+}
+
+// Keys of a tile that a step is about: [begin, end) of it. All, unless its list has parts: then each bit stands for as
+// many.
+template <class C>
+__device__ Interval<int> keys_of_step(const typename C::Walk& walk, int step) {
+  if constexpr (C::kHasParts) {
+    static_assert(C::kTileK == kConsumers * kKeys);
+    const int parts = walk.parts(step);
+    return {(parts & 1) != 0 ? 0 : kKeys, (parts & 2) != 0 ? C::kTileK : kKeys};
+  } else {
+    return {0, C::kTileK};
+  }
+}
+
+// The keys that some row of a listed tile meets, a bit each: others may hold anything. The whole warp.
+template <class C>
+__device__ void mark_met_keys(const Params& p, const TileWork<typename C::Walk>& w,
+                              std::uint32_t (&met_keys)[C::kTileK / 32]) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  std::uint32_t met[C::kTileK / 32] = {};
+  const BasicBand<int> band{
+      .off = w.off, .left = p.left, .right = p.right, .rows = w.sq, .keys = w.first_key + max(w.keys, 0)};
+#pragma unroll 1
+  for (int base = w.first_step; base < w.first_step + w.steps; base += 32) {
+    const int step = base + lane;
+    Interval<int> keys{};
+    if (step < w.first_step + w.steps) {
+      const int row = w.walk.index(step) * C::kTileQ;
+      const Interval<int> of_rows = band.keys_of(Interval<int>{row, row + C::kTileQ});
+      keys = keys_of_step<C>(w.walk, step).common({of_rows.begin - w.first_key, of_rows.end - w.first_key});
+    }
+    std::uint32_t others = 0;
+#pragma unroll
+    for (int n = 0; n < C::kTileK / 32; ++n) {
+      const int begin = max(keys.begin - 32 * n, 0), end = min(keys.end - 32 * n, 32);
+      const std::uint32_t mine = begin < end ? (0xffffffffu >> (32 - (end - begin))) << begin : 0;
+      met[n] |= __reduce_or_sync(0xffffffff, mine);
+      others |= ~met[n];
+    }
+    if (others == 0) break;  // most tiles of most lists: each row of the first steps meets all keys
+  }
+  if (lane == 0) {
+#pragma unroll
+    for (int n = 0; n < C::kTileK / 32; ++n) met_keys[n] = met[n];
+  }
 }
 
 // The whole warp; its first lane writes w. False: there is nothing to do, or this is another lane.
@@ -114,7 +160,7 @@ __device__ bool find_work(const Params& p, int tile, TileWork<typename C::Walk>&
   w.begin = min(max(off - p.left - w.first_key, 0), w.keys);
   const BasicBand<int> band{.off = off, .left = p.left, .right = p.right, .rows = sq, .keys = sk};
   const Interval<int> keys{w.first_key, w.first_key + C::kTileK};
-  const Interval<int> steps = set_walk(p, w, at.tile, {band.transposed(), keys, band.all_rows(), C::kTileQ}, w.walk);
+  const Interval<int> steps = set_walk(p, w, at, {band.transposed(), keys, band.all_rows(), C::kTileQ}, w.walk);
   w.first_step = steps.begin;
   w.steps = steps.size();
   w.start = w.first_step;
@@ -136,10 +182,14 @@ __device__ bool find_work(const Params& p, int tile, TileWork<typename C::Walk>&
   return true;
 }
 
-// How many tiles of keys add to this query tile before this one does. Of the band: what takes turns and walks over
-// lists must have all of its tiles in them.
+// How many tiles of keys add to this query tile before this one does. Lists without places must have all tiles of the
+// band.
 template <class C>
-__device__ inline int place_in_order(const Params& p, const Work& w, int query_tile) {
+__device__ inline int place_in_order(const Params& p, const TileWork<typename C::Walk>& w, int step) {
+  if constexpr (C::kListed) {
+    if (p.lists.places != nullptr) return p.lists.places[w.walk.entry(step) - p.lists.tiles];
+  }
+  const int query_tile = w.walk.index(step);
   if (w.chunk > 0) {
     // The tile that begins here, or last before, comes first; then those that began before it, the last one first.
     const int owner = min(((query_tile + 1) * w.chunk + w.steps - 1) / w.steps, w.chunk) - 1, after = owner - w.place;

@@ -55,7 +55,7 @@ class ProbabilityConsumer : Warpgroup<C> {
     wgmma_wait<0>();
     keep(s);
     typename Base::Pairs pairs;
-    this->probabilities(shared.lse[n], head, row, 0, s, pairs);
+    this->probabilities(n, head, row, 0, s, pairs);
     release_after_reads(shared.q_free[n]);  // of lse
     ptx::barrier_wait(shared.p_free, phase ^ 1);
 #pragma unroll

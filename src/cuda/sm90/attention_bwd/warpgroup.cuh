@@ -49,11 +49,15 @@ class Warpgroup {
     const Work& w = shared.work;
     ptx::barrier_wait(shared.k_ready, 0);
     ptx::barrier_wait(shared.v_ready, 0);
-    if (C::kOption != Option::kPlanes && w.begin == 0 && w.keys == C::kTileK) return;
-    const int thread = static_cast<int>(threadIdx.x) - 128;
-    for (auto* tile : {&shared.k, &shared.v}) {
-      clear_rows(*tile, 0, w.begin, thread, 128 * kConsumers);
-      clear_rows(*tile, w.keys, C::kTileK, thread, 128 * kConsumers);
+    if constexpr (C::kListed) {
+      clear_other_keys();
+    } else {
+      if (C::kOption != Option::kPlanes && w.begin == 0 && w.keys == C::kTileK) return;
+      const int thread = static_cast<int>(threadIdx.x) - 128;
+      for (auto* tile : {&shared.k, &shared.v}) {
+        clear_rows(*tile, 0, w.begin, thread, 128 * kConsumers);
+        clear_rows(*tile, w.keys, C::kTileK, thread, 128 * kConsumers);
+      }
     }
     if constexpr (C::kOption == Option::kPlanes) {
       consumers_meet();
@@ -61,6 +65,20 @@ class Warpgroup {
     }
     ptx::fence_async_shared();
     consumers_meet();
+  }
+
+  // Those that no row of the listed tiles meets.
+  __device__ void clear_other_keys() {
+    const int thread = static_cast<int>(threadIdx.x) - 128;
+#pragma unroll 1
+    for (int first = 0; first < C::kTileK; first += 32) {
+#pragma unroll 1
+      for (std::uint32_t others = ~shared.met_keys[first / 32]; others != 0; others &= others - 1) {
+        const int key = first + __ffs(static_cast<int>(others)) - 1;
+        clear_rows(shared.k, key, key + 1, thread, 128 * kConsumers);
+        clear_rows(shared.v, key, key + 1, thread, 128 * kConsumers);
+      }
+    }
   }
 
   // This warpgroup's keys (values) times kRows rows of q (dO) from `row` on.
@@ -114,10 +132,16 @@ class Warpgroup {
   }
 
   // x: scores of part of a tile, of whose query rows the first is `row`; they become probabilities, under a softcap
-  // with the factors of dS. pairs: the probabilities, rounded. lse: of the tile.
-  __device__ __forceinline__ void probabilities(const float* lse, int head, int row, int part, Part& x, Pairs& pairs) {
+  // with the factors of dS. pairs: the probabilities, rounded. stage: of the tile.
+  __device__ __forceinline__ void probabilities(int stage, int head, int row, int part, Part& x, Pairs& pairs) {
     const Work& w = shared.work;
-    const int key = w.first_key + key_row;
+    const float* lse = shared.lse[stage];
+    int key = w.first_key + key_row;
+    if constexpr (C::kHasParts) {
+      // A bool that was found earlier would take the register that there is not.
+      const volatile bool& named = shared.named[stage][warpgroup];
+      if (!named) key = w.first_key + C::kTileK;
+    }
     row += part * kPartQ;
     if constexpr (C::kOption == Option::kPlanes) {
       apply_planes<C>(p, w, head, row + first_query(), key + first_key_of_warpgroup(), x);
