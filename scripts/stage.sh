@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 root=$PWD
 build=$root/build/stage-build
 stage=$root/build/stage
-limit_mib=64
+limit_mib=96
 
 nvcc=$(scripts/nvcc.sh) || { echo "stage.sh: there is no nvcc 12.8 or later; scripts/setup.sh --dev installs one" >&2; exit 1; }
 export PATH=$nvcc:$PATH
