@@ -37,7 +37,7 @@ class Cache:
       query_heads: HQ; needed where rows share outputs.
       block_counts: where rows share lists, the longest one, S.
       page_size, pages: where the cache is in pages: keys of one, a multiple of stride of which capacity is one, and how many
-        there are. On the CPU.
+        there are. On a GPU also a multiple of the calls' block_size.
       compress: what makes a key and a value of a block in place of the mean, as for parallel_nsa; not in pages.
       own_keys: which of the branches "cmp" and "swa" have keys and values of their own.
 

@@ -78,7 +78,7 @@ def extend_pooled_keys(
       appended: how many of them are new, the last ones, at least 1.
       page_table: int32 [B, pages of a sequence], of a cache in pages: x is then [pages, page_size, Hkv, D] and k_pooled [pages,
         page_size // stride, Hkv, D], with page_size a multiple of stride. Page page_table[b, n] has keys n * page_size and on of
-        sequence b, and the pooled keys of the blocks that begin there. On the CPU.
+        sequence b, and the pooled keys of the blocks that begin there.
 
     Raises:
       ValueError, TypeError: as pool_keys; a tensor that requires a gradient, unless torch's are off: what is written would
@@ -133,8 +133,7 @@ def select_blocks(
       scale: of the scores; 1 / sqrt(D) if None.
       cu_seqlens_q, cu_seqlens_k: int32 [B + 1], where packed rows, and packed pooled keys, of each sequence begin.
       seqused_k: int32 [B], how many pooled keys each sequence has; all if None.
-      page_table: int32 [B, pages of a sequence]: k_pooled is [pages, page_size, Hkv, D], as extend_pooled_keys fills it. On the
-        CPU.
+      page_table: int32 [B, pages of a sequence]: k_pooled is [pages, page_size, Hkv, D], as extend_pooled_keys fills it.
       q_offset: int32 [B], or an int for all: the position of the first row; 0 if None. q_step: from a row to the next.
       max_seqlen_q, max_seqlen_k: upper bounds of packed rows and pooled keys of a sequence; found from cu_seqlens if None, but
         to be given on a GPU, whose index data is not read here.
