@@ -116,7 +116,9 @@ NSA_GPU = (
 )
 #: Of attention over lists that whole tiles of rows share.
 BLOCK_SPARSE_GPU = (
-    "src/cuda/common/sparse",
+    "src/cuda/common/sparse/host.h",
+    "src/cuda/common/sparse/params.h",
+    "src/cuda/common/sparse/place.h",
     "src/cuda/common/tile_lists",
     "src/cuda/sm90/sparse_tiles_bwd",
     "src/cuda/sm90/sparse_tiles_fwd",

@@ -30,6 +30,7 @@ KNOWN = [
         r"LDS R",
         "words of the schedule, which a warp stores anew when every reading thread has arrived at work_free",
     ),
+    ("sparse_tiles_fwd", r"LDS R", "the same: it is the same kernel, over lists"),
     (
         "attention_fwd_fp8",
         r"LDS R",

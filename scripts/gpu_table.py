@@ -281,7 +281,9 @@ def blocks(rows):
     for family, group in families(rows, r"^block sparse |,? \d+ %").items():
         by_share = {share_kept(row): rates(row) for row in group}
         cells = [
-            "" if (found := by_share.get(share)) is None else f"{found['heddle']:.0f} ({found['heddle'] / found['dense']:.2f})"
+            ""
+            if (found := by_share.get(share)) is None
+            else f"{found['heddle']:.0f} ({found['heddle'] / found['dense']:.2f})"
             for share in kept
         ]
         lines.append([marked(words(family), group), *cells])

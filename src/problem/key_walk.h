@@ -124,11 +124,7 @@ class ListWalk {
   constexpr Interval<Int> keys() const { return band_.keys(); }
 
   // Which parts, of a step to a tile of the list.
-  constexpr Int parts(Int step) const
-    requires(kPartBits > 0)
-  {
-    return list_[step] & ((1 << kPartBits) - 1);
-  }
+  constexpr Int parts(Int step) const requires(kPartBits > 0) { return list_[step] & ((1 << kPartBits) - 1); }
 
   // Where the list has a step, of those to its tiles.
   constexpr const std::int32_t* entry(Int step) const { return list_ + step; }

@@ -23,8 +23,8 @@ struct TileLists {
   // that begins at that row of packed data: so its lists begin at a place that needs no sum over the others.
   std::int64_t stride_s, stride_h, stride_t;
   int heads_of_list = 1, tiles_of_list = 1, rows_of_list = 0;
-  // Of each entry of `tiles`, in a backward whose sums of a tile of rows take turns: how many tiles of keys that have it,
-  // too, come before. Or null.
+  // Of each entry of `tiles`, in a backward whose sums of a tile of rows take turns: how many tiles of keys that have
+  // it, too, come before. Or null.
   const std::int32_t* places = nullptr;
 
   constexpr std::int64_t number(int sequence, int row, int head, int tile) const {

@@ -83,10 +83,9 @@ Results results_of(const Inputs& in, const std::string& name, bool dense, bool d
   Runtime runtime;
   runtime.stream = stream.get();
   {
-    const DeviceMemory memory(
-        dense ? attention_forward_workspace(q.view(), k.view(), v.view(), options)
-              : sparse_attention_forward_workspace(q.view(), k.view(), v.view(), lists, options),
-        0xFF);
+    const DeviceMemory memory(dense ? attention_forward_workspace(q.view(), k.view(), v.view(), options)
+                                    : sparse_attention_forward_workspace(q.view(), k.view(), v.view(), lists, options),
+                              0xFF);
     runtime.workspace = {memory.data(), memory.bytes()};
     if (dense) {
       attention_forward(q.view(), k.view(), v.view(), o.view(), lse.view(), options, runtime);
@@ -96,10 +95,10 @@ Results results_of(const Inputs& in, const std::string& name, bool dense, bool d
     stream.synchronize();
   }
   options.deterministic = deterministic;
-  const DeviceMemory memory(
-      dense ? attention_backward_workspace(q.view(), k.view(), v.view(), to, options)
-            : sparse_attention_backward_workspace(q.view(), k.view(), v.view(), lists, to, options),
-      0xFF);
+  const DeviceMemory memory(dense
+                                ? attention_backward_workspace(q.view(), k.view(), v.view(), to, options)
+                                : sparse_attention_backward_workspace(q.view(), k.view(), v.view(), lists, to, options),
+                            0xFF);
   runtime.workspace = {memory.data(), memory.bytes()};
   if (dense) {
     attention_backward(q.view(), k.view(), v.view(), o.view(), lse.view(), d_o.view(), {}, to, options, runtime);

@@ -28,9 +28,7 @@ struct Listed {
     return v;
   }
   static int parts(const AttentionBackwardProblem& p) { return sm90::parts_of_group(p, variant()); }
-  static std::size_t workspace(const AttentionBackwardProblem& p) {
-    return sm90::workspace_of(p, variant(), parts(p));
-  }
+  static std::size_t workspace(const AttentionBackwardProblem& p) { return sm90::workspace_of(p, variant(), parts(p)); }
   static void launch(const AttentionBackwardProblem& p, const std::int32_t* tiles, const std::int32_t* counts,
                      std::int64_t length, const Runtime& runtime) {
     const std::int64_t k_tiles = (p.Sk + C::kTileK - 1) / C::kTileK;

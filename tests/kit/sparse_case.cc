@@ -198,10 +198,9 @@ const std::vector<SparseCase>& sparse_cases() {
                    [](auto& c) { c.packed_q = c.packed_k = c.sink = true, c.causal = Causal::bottom_right; })},
       {"tiles_of_each_head",
        {.block_size = 64, .query_rows = 128, .units = 6, .entries = 5},
-       sparse_call(bf16, 3, 6, 2, 300, 420, 128,
-                   [](auto& c) {
-                     c.packed_q = c.packed_k = true, c.window_left = 200, c.causal = Causal::bottom_right;
-                   })},
+       sparse_call(
+           bf16, 3, 6, 2, 300, 420, 128,
+           [](auto& c) { c.packed_q = c.packed_k = true, c.window_left = 200, c.causal = Causal::bottom_right; })},
       {"tiles_of_64_rows",
        {.block_size = 64, .query_rows = 64, .units = 2, .entries = 5},
        sparse_call(f16, 1, 8, 2, 330, 400, 72,

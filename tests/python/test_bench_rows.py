@@ -269,7 +269,9 @@ def test_others_over_blocks_are_raced_where_they_can_be_imported(scale, absent, 
         def run(self, q, k, v):
             return attended(q, k, v, self.named, *self.sizes)
 
-    def block_sparse_attn_func(q, k, v, starts_q, starts_k, by_mask, streaming, named, longest_q, longest_k, dropout, is_causal):
+    def block_sparse_attn_func(
+        q, k, v, starts_q, starts_k, by_mask, streaming, named, longest_q, longest_k, dropout, is_causal
+    ):
         assert by_mask.tolist() == [1] * q.shape[1] and starts_k.tolist() == [0, longest_k] and not is_causal
         return attended(*(x.transpose(0, 1) for x in (q, k, v)), named[0], 128, 128).transpose(0, 1)  # fmt: skip
 

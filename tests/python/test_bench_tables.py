@@ -232,7 +232,10 @@ class TestGpuTables:
     def test_lists_of_key_blocks(self):
         rows = {
             f"block sparse{way} D128 blocks of 64, {kept} % S16384": raced(
-                f"block sparse{way} D128 blocks of 64, {kept} % S16384", heddle=500.0, dense=500.0 * kept / 100, fa3=50.0
+                f"block sparse{way} D128 blocks of 64, {kept} % S16384",
+                heddle=500.0,
+                dense=500.0 * kept / 100,
+                fa3=50.0,
             )
             for way in ("", " gradients")
             for kept in (10, 100)

@@ -202,6 +202,35 @@ def test_attention_over_lists_on_a_gpu_that_need_not_be_here(backward):
         heddle.explain_sparse_attention(q, q, q, blocks, backward=backward, gpu="v100")
 
 
+@pytest.mark.skipif(not heddle._heddle.cuda_built(), reason="needs a build with CUDA")
+@pytest.mark.parametrize("backward", [False, True])
+def test_lists_that_tiles_of_rows_share_on_hopper(backward):
+    def on(gpu, blocks, **options):
+        q, k = (1, 4096, 8, 128), (1, 4096, 2, 128)
+        options = {"block_size": 128, "query_rows": 128, "dtype": "bfloat16", **options}
+        return heddle.explain_sparse_attention(q, k, k, blocks, backward=backward, gpu=gpu, **options)
+
+    def refusal(*arguments, **options):
+        return next(c.reason for c in on(*arguments, **options) if c.name == "sm90_tiles")
+
+    for lists in ((1, 32, 1, 4), (1, 32, 2, 32), (1, 32, 8, 4)):
+        chosen = on("h200", lists).chosen
+        assert chosen.name == "sm90_tiles" and "that a list names" in chosen.plan or backward
+        assert chosen.name == "sm90_tiles" and "whose lists name them" in chosen.plan or not backward
+    assert on("h100", (1, 32, 1, 8), block_size=64, deterministic=True).chosen.name == "sm90_tiles"
+    assert on("a100", (1, 32, 1, 4)).chosen.name == "sm80"
+    # Rows of heads that share a list fill tiles of the forward; those of the backward are of one head.
+    assert refusal("h100", (1, 128, 1, 4), query_rows=32) == (
+        "lists must be shared by all rows of its tiles: query_rows must be a multiple of 64; it is 32"
+        if backward
+        else ""
+    )
+    assert "query_rows must be a multiple of " in refusal("h100", (1, 128, 8, 4), query_rows=32)
+    assert refusal("h100", (1, 32, 1, 4), block_size=32) == "its blocks have 64 or 128 keys, not 32"
+    assert refusal("h100", (1, 32, 1, 4), dtype="float32") == "it takes float16 and bfloat16, not float32"
+    assert refusal("h100", (1, 32, 1, 4), q_offset=5) == "it has no q_offset, key_offset and q_step"
+
+
 # ----------------------------------------------------------------------------------------- gradients of linear layers
 
 

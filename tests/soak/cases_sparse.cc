@@ -1,5 +1,6 @@
 // Attention over lists: items of several tiles, blocks with several items, every width of block. And what native
 // sparse attention has beside it.
+#include "core/check.h"
 #include "soak/cases.h"
 
 namespace heddle::soak {
@@ -29,6 +30,30 @@ void sparse_attention(Table& table, bool hopper) {
                                           .query_rows = 16,
                                           .units = 16,
                                           .entries = 12});
+  // By the dense kernels: rings that go round many times, many tiles a CTA, blocks of half a tile, turns.
+  const auto by_tiles = [&](const char* what, SparseSubject s) {
+    if (!hopper) return;
+    s.candidate = "sm90_tiles";
+    table.sparse(what, s);
+    s.pass = Pass::backward;
+    table.sparse(what, s);
+    s.deterministic = false;
+    table.sparse(text(what, ", sums in any order"), s);
+  };
+  by_tiles("lists of 128 rows",
+           {.B = 2, .H = 8, .Hkv = 4, .S = 4096, .D = 128, .block = 128, .query_rows = 128, .units = 4, .entries = 12});
+  by_tiles("lists of 128 rows, of each head",
+           {.B = 1, .H = 8, .Hkv = 2, .S = 3000, .D = 128, .block = 64, .query_rows = 128, .units = 8, .entries = 20});
+  by_tiles("lists of 256 rows", {.dtype = DType::f16,
+                                 .B = 2,
+                                 .H = 8,
+                                 .Hkv = 8,
+                                 .S = 4000,
+                                 .D = 64,
+                                 .block = 128,
+                                 .query_rows = 256,
+                                 .units = 1,
+                                 .entries = 16});
   // Neighbours together: rings that go round many times.
   forward("many blocks", {.B = 1, .H = 32, .Hkv = 2, .S = 6000, .D = 128, .units = 2, .entries = 24});
   forward("many blocks of two tiles",

@@ -28,8 +28,8 @@ struct RowTiles {
 TileLists keys_of_rows(const SparseProblem& p, const RowTiles& tiles, std::int64_t keys, sparse::Arrays& arrays,
                        std::string_view operation, cudaStream_t stream);
 
-// For each tile of kKeysOfTile keys the tiles of rows whose lists name a block of it, by head: index * 2^kPartBits and a
-// bit for each half. in_turns: with places, the last tile of keys first.
+// For each tile of kKeysOfTile keys the tiles of rows whose lists name a block of it, by head: index * 2^kPartBits and
+// a bit for each half. in_turns: with places, the last tile of keys first.
 TileLists rows_of_keys(const SparseProblem& p, const RowTiles& tiles, bool in_turns, sparse::Arrays& arrays,
                        std::string_view operation, cudaStream_t stream);
 

@@ -1,6 +1,6 @@
-// A warp has a list, and puts it in order by a bitmap in shared memory: what is named twice is there once, and the order
-// is that of the bits. Lists the other way round are counted and filled by atomic additions, in whatever order these
-// happen, and then put in order likewise.
+// A warp has a list, and puts it in order by a bitmap in shared memory: what is named twice is there once, and the
+// order is that of the bits. Lists the other way round are counted and filled by atomic additions, in whatever order
+// these happen, and then put in order likewise.
 #pragma once
 
 #include "cuda/common/prefix_sum.cuh"
@@ -15,18 +15,18 @@ constexpr int kWords = 128;  // of a warp's bitmap: longer ranges are gone throu
 
 struct Params {
   SparseProblem problem;
-  std::int64_t lists;     // of a head unit, over all sequences
+  std::int64_t lists;  // of a head unit, over all sequences
   // Tiles of keys by lists of rows, ascending: [lists, units, entries of a list], and how many a list has.
   std::int32_t *tiles_of_rows, *counts_of_rows;
   int blocks_of_tile;
   // The other way round. The rest is for that only.
-  std::int32_t* entries;    // of all tiles of keys, one behind the other
-  std::int32_t* counts;     // [numbers]
-  std::int32_t* places;     // TileLists::places, or null; by tiles_of_rows
-  std::int64_t key_tiles;   // of a head unit, over all sequences
-  std::int32_t* begins;     // [numbers], numbers = units * key_tiles: where a tile's list begins in `entries`
-  std::int32_t* ends;       // [numbers]: behind the last of its entries in `named`, once it is full
-  std::int32_t* named;      // list of rows in its sequence, times 2, and which half of the tile; in any order
+  std::int32_t* entries;   // of all tiles of keys, one behind the other
+  std::int32_t* counts;    // [numbers]
+  std::int32_t* places;    // TileLists::places, or null; by tiles_of_rows
+  std::int64_t key_tiles;  // of a head unit, over all sequences
+  std::int32_t* begins;    // [numbers], numbers = units * key_tiles: where a tile's list begins in `entries`
+  std::int32_t* ends;      // [numbers]: behind the last of its entries in `named`, once it is full
+  std::int32_t* named;     // list of rows in its sequence, times 2, and which half of the tile; in any order
   int keys_of_tile, rows_of_tile;
   int tiles_of_list, part_bits;
 
@@ -70,8 +70,8 @@ __device__ inline std::int64_t warp_of_grid() { return (std::int64_t{blockIdx.x}
 // then write(base + bit, word of each bitmap shifted to it, place), for each bit that is in one of them, in ascending
 // order: place counts what was written before, `width` for each bit. Returns what it comes to. The whole warp.
 template <int kBitmaps, class Mark, class Write>
-__device__ int in_order(std::uint32_t (&bits)[kBitmaps][kWords], const Interval<int>& range, int width, const Mark& mark,
-                        const Write& write) {
+__device__ int in_order(std::uint32_t (&bits)[kBitmaps][kWords], const Interval<int>& range, int width,
+                        const Mark& mark, const Write& write) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   int count = 0;
 #pragma unroll 1

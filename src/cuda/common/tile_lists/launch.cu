@@ -70,7 +70,8 @@ TileLists rows_of_keys(const SparseProblem& p, const RowTiles& tiles, bool in_tu
   params.named = arrays.take<std::int32_t>(entries);
   params.entries = arrays.take<std::int32_t>(written);
   if (params.counts != nullptr && numbers > 0) {
-    check(cudaMemsetAsync(params.counts, 0, static_cast<std::size_t>(numbers) * sizeof(std::int32_t), stream), operation);
+    check(cudaMemsetAsync(params.counts, 0, static_cast<std::size_t>(numbers) * sizeof(std::int32_t), stream),
+          operation);
     const Grid by_lists = a_warp_each(params.lists * p.lists.units);
     start(operation, count_kernel, by_lists, stream, params);
     start(operation, scan_kernel, {1, kScanThreads}, stream, params);

@@ -1,6 +1,8 @@
 // The warp that decides which tiles this CTA computes, and in which order, and announces them to the others.
 #pragma once
 
+#include <concepts>
+
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/ring.cuh"
 #include "cuda/sm90/attention/params.h"
@@ -21,6 +23,15 @@ __device__ inline TileIndex tile_of_batch(const Params& p, int tile) {
   const int units = min(p.section, p.heads * p.B - first);
   const int unit = first + rest % units;
   return {p.q_tiles - 1 - rest / units, unit % p.heads, unit / p.heads};
+}
+
+// The number of the tile that comes at this place. Lists have any length.
+template <class C>
+__device__ inline int tile_at(const Params& p, int place) {
+  if constexpr (!std::same_as<typename C::Walk, BandWalk<int>>) {
+    if (p.order != nullptr) return p.order[place];
+  }
+  return place;
 }
 
 // The rows of packed sequence s among `rows`, whatever the offsets hold.
@@ -182,7 +193,7 @@ class Scheduler {
         if (tile >= p.tiles) break;
         const TileIndex index = p.cu_seqlens_q != nullptr
                                     ? PackedTiles(p, C::kConsumers * p.positions, shared.packed_place).find(tile)
-                                    : tile_of_batch(p, tile);
+                                    : tile_of_batch(p, tile_at<C>(p, tile));
         if (index.q_tile < 0) break;
         if (first_lane) describe_tile<C>(p, index, shared.work[slot.index]);
       }

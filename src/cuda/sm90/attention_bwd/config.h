@@ -22,8 +22,8 @@ constexpr int kThreads = 128 * (1 + kConsumers);
 constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
 static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <= 3 * 168);
 
-// Walk: which tiles of query rows a tile of keys goes through; to a walk over the transposed band these are keys. A list
-// with parts says of each tile of rows which warpgroup's keys it meets.
+// Walk: which tiles of query rows a tile of keys goes through; to a walk over the transposed band these are keys. A
+// list with parts says of each tile of rows which warpgroup's keys it meets.
 template <class T, Tiles kTiles, Option kOption_, TileWalk Walk_ = BandWalk<int>>
 struct Config {
   using Walk = Walk_;

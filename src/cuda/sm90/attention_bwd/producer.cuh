@@ -73,9 +73,8 @@ __device__ void produce(const Params& p, SharedMemory<C>& shared) {
     const int h = tiles.head, row = tiles.tile() * C::kTileQ;
     const std::int64_t statistics = h * p.rows_per_head + w.statistics_row;
     // A bias or mask may leave any row without keys.
-    const bool clears =
-        C::kOption == Option::kPlanes || row < w.first_row || (row + C::kTileQ > w.last_row && w.clears_end) ||
-        may_miss_keys<C>(w, tiles.step);
+    const bool clears = C::kOption == Option::kPlanes || row < w.first_row ||
+                        (row + C::kTileQ > w.last_row && w.clears_end) || may_miss_keys<C>(w, tiles.step);
     await_free(shared.q_free[q.index], q.phase);
     if (first_lane) {
       if constexpr (C::kHasParts) {  // its arrival tells of these too

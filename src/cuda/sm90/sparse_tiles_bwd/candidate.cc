@@ -59,8 +59,8 @@ Refusal supports(const SparseBackwardProblem& p) {
   if (p.merged) return "it has no backward of a piece whose o and lse are merged";
   const auto found = variants(p.dtype);
   if (std::ranges::none_of(found, [&](const Variant& v) { return takes(p, v); })) {
-    return text("lists must be shared by all rows of its tiles: query_rows must be a multiple of ",
-                found.back().tile_q, "; it is ", p.lists.query_rows);
+    return text("lists must be shared by all rows of its tiles: query_rows must be a multiple of ", found.back().tile_q,
+                "; it is ", p.lists.query_rows);
   }
   if (Refusal reason = refuse_layout(p); !reason.empty()) return reason;
   if (!fits(forward, tiles_of(p, variant_for(p)))) return "it numbers entries of lists in 31 bits";

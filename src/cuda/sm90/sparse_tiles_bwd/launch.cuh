@@ -13,8 +13,8 @@ attention_bwd::Variant Instance<kType, kRow>::variant() {
   using C = attention_bwd::Config<ElementOf<kType>, row.tiles, attention_bwd::Option::kNone,
                                   ListWalk<int, tile_lists::kPartBits>>;
   static_assert(C::kTileK == tile_lists::kKeysOfTile);
-  return {{row.name, row.tiles}, kType,        C::kColumns, C::kTileQ,
-          C::kTileK,             attention_bwd::launch<C>, attention_bwd::round_sums<C>};
+  return {{row.name, row.tiles},       kType, C::kColumns, C::kTileQ, C::kTileK, attention_bwd::launch<C>,
+          attention_bwd::round_sums<C>};
 }
 
 }  // namespace heddle::cuda::sm90::sparse_tiles_bwd

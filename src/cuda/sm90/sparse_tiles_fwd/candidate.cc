@@ -8,6 +8,7 @@
 #include "cuda/cost.h"
 #include "cuda/kernels.h"
 #include "cuda/sm90/attention_fwd/launch.h"
+#include "cuda/sm90/sparse_tiles_fwd/order.h"
 #include "cuda/sm90/sparse_tiles_fwd/variants.h"
 
 namespace heddle::cuda {
@@ -30,8 +31,8 @@ const Variant& variant_for(const SparseProblem& p) {
   });
 }
 
-// How many heads of a group share a tile of rows: the fewest with which no tile spans several lists; 0: there is no such
-// number.
+// How many heads of a group share a tile of rows: the fewest with which no tile spans several lists; 0: there is no
+// such number.
 int heads_of_tile(const SparseProblem& p) {
   const std::int64_t most = p.lists.units > p.Hkv ? 1 : std::min<std::int64_t>(p.G, kRows);
   for (std::int64_t heads = 1; heads <= most; ++heads) {
@@ -74,12 +75,14 @@ struct Made {
   sparse::Arrays arrays;
   TileLists lists;
   int* counter;
+  int* order;  // of tiles, if sequences have one length
 
   Made(const SparseProblem& p, const Plan& plan, void* memory, cudaStream_t stream)
       : arrays(memory),
         lists(keys_of_rows(p, RowTiles{.rows = kConsumers * plan.positions, .heads = plan.units}, p.lists.block_size,
                            arrays, kOperation, stream)),
-        counter(arrays.take<int>(1)) {}
+        counter(arrays.take<int>(1)),
+        order(p.cu_seqlens_q ? nullptr : arrays.take<int>(p.B * plan.units * plan.q_tiles)) {}
 };
 
 std::size_t workspace(const SparseProblem& p, int /*workers*/) {
@@ -103,6 +106,10 @@ void launch(const SparseProblem& p, const Runtime& runtime) {
   sm90::attention_fwd::Params params = params_for(p, sm90::attention_fwd::Row{.name = v.name, .tiles = v.tiles}, plan);
   params.lists = made.lists;
   params.next_tile = new_counter(made.counter, stream);
+  if (made.order != nullptr) {
+    launch_order(params, made.order, stream);
+    params.order = made.order;
+  }
   v.launch(params, std::min(params.tiles, current_device().multiprocessors), stream);
 }
 
