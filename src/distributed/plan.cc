@@ -169,10 +169,17 @@ std::int64_t Plan::keys_needed(int rank) const {
   const Cuts rows(runs(rank), areas_, Cuts::Side::rows);
   for (std::size_t n = 0; n < areas_.size(); ++n) {
     const Area& area = areas_[n];
-    for (const Run& run : rows.of(n)) {
-      const Line keys =
-          Band(area).keys_met(row_line(area, run.begin, run.step, run.count), {0, 1, area.key_end - area.key_begin});
+    const auto need = [&](std::int64_t begin, std::int64_t count) {
+      const Line keys = Band(area).keys_met(row_line(area, begin, 1, count), {0, 1, area.key_end - area.key_begin});
       if (keys.count > 0) needed.emplace_back(area.key_begin + keys.first, area.key_begin + keys.last() + 1);
+    };
+    for (const Run& run : rows.of(n)) {
+      if (run.step == 1) {
+        need(run.begin, run.count);
+        continue;
+      }
+      // Between rows that are apart a narrow window leaves keys out.
+      for (std::int64_t row = 0; row < run.count; ++row) need(run.begin + run.step * row, 1);
     }
   }
   std::ranges::sort(needed);
