@@ -33,8 +33,11 @@ enum class Order : std::uint8_t { contiguous, zigzag, striped, per_document, bal
 // automatic: whichever is predicted to take less time, forward and backward together.
 enum class Scheme : std::uint8_t { automatic, gather, ring };
 
-const char* name_of(Order order);
-const char* name_of(Scheme scheme);
+const char* name_of(Order order);    // "contiguous", "zigzag", "striped", "per_document", "balanced"
+const char* name_of(Scheme scheme);  // "auto", "gather", "ring"
+// By these names. Throw Error "[operation] order is 'x': it must be one of ...".
+Order order_named(const std::string& name, const std::string& operation);
+Scheme scheme_named(const std::string& name, const std::string& operation);
 
 // Rows [q_begin, q_end) attend keys [key_begin, key_end), as one call of attention over them: causality and window mean
 // what they mean there.

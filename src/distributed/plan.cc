@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "core/check.h"
-#include "distributed/names.h"
+#include "core/names.h"
 #include "distributed/orders.h"
 #include "distributed/pieces.h"
 
@@ -13,6 +13,16 @@ namespace heddle::distributed {
 namespace {
 
 constexpr const char* kOperation = "distributed.plan";
+
+constexpr NamedValue<Order> kOrders[] = {{"contiguous", Order::contiguous},
+                                         {"zigzag", Order::zigzag},
+                                         {"striped", Order::striped},
+                                         {"per_document", Order::per_document},
+                                         {"balanced", Order::balanced}};
+constexpr NamedValue<Scheme> kSchemes[] = {
+    {"auto", Scheme::automatic}, {"gather", Scheme::gather}, {"ring", Scheme::ring}};
+
+constexpr int kMaxRanks = 4096;
 
 void check_documents(const Check& check, const Problem& p) {
   if (p.cu_seqlens.empty()) return;
@@ -118,6 +128,12 @@ constexpr double kBytesOfF32 = 4;
 
 const char* name_of(Order order) { return name_in(kOrders, order); }
 const char* name_of(Scheme scheme) { return name_in(kSchemes, scheme); }
+Order order_named(const std::string& name, const std::string& operation) {
+  return value_named(kOrders, name, operation, "order");
+}
+Scheme scheme_named(const std::string& name, const std::string& operation) {
+  return value_named(kSchemes, name, operation, "scheme");
+}
 
 Plan::Plan(Problem problem) : problem_(std::move(problem)) {
   check_problem(Check(kOperation), problem_);
