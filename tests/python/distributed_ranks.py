@@ -4,9 +4,13 @@ one, which has imported everything and started no thread: none of them waits for
 usage: distributed_ranks.py RESULTS.json
 """
 
+import contextlib
+import io
 import json
 import multiprocessing
 import os
+import re
+import socket
 import sys
 import tempfile
 import time
@@ -217,6 +221,19 @@ def check_lost(scheme, slow, rank, ranks):
     assert f"rank {ranks - 1}, within" in text or scheme == "ring", text
 
 
+def check_page(rank, ranks):
+    """The example of docs/distributed.md, as torchrun starts it, prints what it says."""
+    page = Path(__file__).parents[2] / "docs" / "distributed.md"
+    if not page.exists():  # the tests without the sources
+        return
+    block = re.search(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)[1]
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(block, "docs/distributed.md", "exec"), {})
+    wanted = re.findall(r"^ *print\(.*\)  # (.*)$", block, re.MULTILINE) if rank == 0 else []
+    assert printed.getvalue().splitlines() == wanted and (wanted or rank), printed.getvalue()
+
+
 def worlds():
     """name -> (ranks, what each rank runs: {name: (function, its arguments in front of rank and ranks)})"""
     of_cases = {case.name: (check_case, (case,)) for case in cases()}
@@ -224,6 +241,7 @@ def worlds():
         "2": (2, of_cases),
         "3": (3, of_cases | {"disagreement": (check_disagreement, ()), "subgroup": (check_subgroup, ())}),
     }
+    out["page"] = (2, {"page": (check_page, ())})
     for scheme in ("gather", "ring"):
         for slow in (False, True):
             name = f"{'slow' if slow else 'dead'}_{scheme}"
@@ -231,11 +249,13 @@ def worlds():
     return out
 
 
-def run_rank(rank, ranks, checks, folder):
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks, timeout=timedelta(seconds=SECONDS)
-    )
+def run_rank(rank, ranks, checks, folder, port):
     said = {}
+    if "page" in checks:
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    else:
+        wait = timedelta(seconds=SECONDS)
+        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks, timeout=wait)
     for name, (function, arguments) in checks.items():
         try:
             function(*arguments, rank, ranks)
@@ -253,13 +273,16 @@ def main(out):
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     context = multiprocessing.get_context("fork")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
         started = {}
         for name, (ranks, checks) in worlds().items():
             place = Path(folder, name)
             place.mkdir()
             started[name] = [
-                context.Process(target=run_rank, args=(rank, ranks, checks, place)) for rank in range(ranks)
+                context.Process(target=run_rank, args=(rank, ranks, checks, place, port)) for rank in range(ranks)
             ]
             for process in started[name]:
                 process.start()
