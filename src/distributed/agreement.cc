@@ -1,12 +1,27 @@
 #include "distributed/agreement.h"
 
 #include <algorithm>
+#include <bit>
+#include <cstdio>
 
 namespace heddle::distributed {
+namespace {
 
-void Agreement::require(const Words& words) {
+std::string shown(std::int64_t value, Agreement::Shown as) {
+  if (as == Agreement::Shown::number) return text(value);
+  if (as == Agreement::Shown::f32) {
+    return text(static_cast<double>(std::bit_cast<float>(static_cast<std::int32_t>(value))));
+  }
+  char digits[17];
+  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(value));
+  return digits;
+}
+
+}  // namespace
+
+void Agreement::require(const std::vector<Word>& words) {
   std::vector<std::int64_t> own;
-  for (const auto& [what, value] : words) own.push_back(value);
+  for (const Word& word : words) own.push_back(word.value);
   if (std::ranges::find(agreed_, own) != agreed_.end()) return;
   const auto ranks = static_cast<std::size_t>(communicator_.size());
   std::vector<std::int64_t> all(ranks * own.size());
@@ -18,9 +33,9 @@ void Agreement::require(const Words& words) {
   for (std::size_t r = 1; r < ranks; ++r) {
     for (std::size_t n = 0; n < own.size(); ++n) {
       const std::int64_t first = all[n], here = all[r * own.size() + n];
-      Check("distributed")
-          .require(first == here, "ranks do not agree: ", words[n].first, " is ", first, " on rank 0 and ", here,
-                   " on rank ", r);
+      if (first == here) continue;
+      throw Error(text("[distributed] ranks do not agree: ", words[n].what, " is ", shown(first, words[n].as),
+                       " on rank 0 and ", shown(here, words[n].as), " on rank ", r));
     }
   }
   agreed_.push_back(std::move(own));

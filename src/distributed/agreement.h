@@ -1,7 +1,6 @@
 // What all ranks must say alike before they exchange anything.
 #pragma once
 
-#include <utility>
 #include <vector>
 
 #include "core/check.h"
@@ -11,13 +10,18 @@ namespace heddle::distributed {
 
 class Agreement {
  public:
-  using Words = std::vector<std::pair<const char*, std::int64_t>>;  // what, and its value
+  enum class Shown : std::uint8_t { number, digest, f32 };  // f32: by its bits
+  struct Word {
+    const char* what;
+    std::int64_t value;
+    Shown as = Shown::number;
+  };
 
   explicit Agreement(Communicator& communicator) : communicator_(communicator) {}
 
   // Compares with all ranks what was not compared before, as many words on each. Throws Error, with what differs, on
   // every rank.
-  void require(const Words& words);
+  void require(const std::vector<Word>& words);
 
  private:
   Communicator& communicator_;

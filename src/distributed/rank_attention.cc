@@ -157,7 +157,7 @@ void RankAttention::State::agree(const Call& call, bool dq, bool dkv, bool dsink
   const auto bits = [](float x) { return std::bit_cast<std::int32_t>(x); };
   const Options& options = call.options;
   const float scale = options.scale.value_or(1.0f / std::sqrt(static_cast<float>(call.keys.head_size)));
-  agreement.require({{"plan", static_cast<std::int64_t>(plan.digest())},
+  agreement.require({{"plan", static_cast<std::int64_t>(plan.digest()), Agreement::Shown::digest},
                      {"scheme", static_cast<std::int64_t>(scheme)},
                      {"batch", call.batch()},
                      {"heads", call.heads()},
@@ -165,8 +165,8 @@ void RankAttention::State::agree(const Call& call, bool dq, bool dkv, bool dsink
                      {"head_size", call.keys.head_size},
                      {"head_size_v", call.keys.head_size_v},
                      {"dtype", static_cast<std::int64_t>(call.keys.dtype)},
-                     {"scale", bits(scale)},
-                     {"softcap", bits(options.softcap)},
+                     {"scale", bits(scale), Agreement::Shown::f32},
+                     {"softcap", bits(options.softcap), Agreement::Shown::f32},
                      {"alibi_slopes", options.alibi_slopes.given()},
                      {"sink", options.sink.given()},
                      {"dq", dq},

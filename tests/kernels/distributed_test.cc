@@ -66,6 +66,8 @@ struct DistributedCase {
   Mask mask;
 };
 
+void PrintTo(const DistributedCase& c, std::ostream* out) { *out << c.name; }
+
 AttentionCase sized(int64_t B, int64_t S, int64_t H, int64_t Hkv, DType dtype = DType::f32) {
   return {.name = "distributed", .dtype = dtype, .B = B, .H = H, .Hkv = Hkv, .Sq = S, .Sk = S, .D = 24, .Dv = 16};
 }
@@ -370,7 +372,7 @@ TEST(DistributedRefusals, SayWhatAndWhy) {
 TEST(DistributedRefusals, RanksThatDisagreeAreToldOnEveryRank) {
   const Problem problem{.rows = 12, .ranks = 3, .causal = Causal::top_left};
   for (const std::string& what : refusals(problem, [](Share&, auto& options) { options.softcap = 2; })) {
-    EXPECT_EQ(what, "[distributed] ranks do not agree: softcap is 0 on rank 0 and 1073741824 on rank 2");
+    EXPECT_EQ(what, "[distributed] ranks do not agree: softcap is 0 on rank 0 and 2 on rank 2");
   }
   const auto thrown = refusals(
       problem, [](Share&, auto&) {},

@@ -110,13 +110,14 @@ def attention(
             "head_size": q.shape[3],
             "head_size_v": v.shape[3],
             "dtype": _DTYPES.index(q.dtype),
-            "scale, as bits,": _bits(scale),
-            "softcap, as bits,": _bits(softcap),
+            "scale": _bits(scale),
+            "softcap": _bits(softcap),
             "alibi_slopes": int(alibi_slopes is not None),
             "sink": int(sink is not None),
             "whether gradients are wanted": int(wanted),
             "whether a gradient of the sink is": int(wanted and sink is not None and sink.requires_grad),
-        }
+        },
+        _SHOWN,
     )
     layout = layout_of(plan, ranks.rank, chosen)
     call = _Call(ranks, layout, chosen, {"scale": scale, "softcap": softcap, "alibi_slopes": alibi_slopes}, v.shape[3])
@@ -191,6 +192,20 @@ def _signed(digest: int) -> int:
 def _bits(x: float) -> int:
     (bits,) = struct.unpack("<q", struct.pack("<d", x))
     return int(bits)
+
+
+def _number(bits: int) -> float:
+    (x,) = struct.unpack("<d", struct.pack("<q", bits))
+    return float(x)
+
+
+_SHOWN: dict[str, Callable[[int], object]] = {
+    "plan": lambda digest: f"{digest % 2**64:016x}",
+    "scheme": _SCHEMES.__getitem__,
+    "dtype": _DTYPES.__getitem__,
+    "scale": _number,
+    "softcap": _number,
+}
 
 
 class _Block(NamedTuple):

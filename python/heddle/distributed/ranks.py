@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -104,8 +104,9 @@ class Ranks:
             total += share
         return total.view_as(x)
 
-    def agree(self, words: dict[str, int]) -> None:
-        """Compares with all ranks what this group has not compared yet; every rank raises where they differ."""
+    def agree(self, words: dict[str, int], shown: dict[str, Callable[[int], object]]) -> None:
+        """Compares with all ranks what this group has not compared yet; every rank raises where they differ. shown: what errors make
+        of a number that says nothing itself."""
         if self.group is None:
             return
         known = _agreed.setdefault(self.group, set())
@@ -116,8 +117,9 @@ class Ranks:
         for rank, theirs in enumerate(of_rank):
             for name, first, here in zip(words, of_rank[0].tolist(), theirs.tolist()):
                 if first != here:
+                    show = shown.get(name, int)
                     raise ValueError(
-                        f"[{self.operation}] ranks do not agree: {name} is {first} on rank 0 and {here} on rank {rank}"
+                        f"[{self.operation}] ranks do not agree: {name} is {show(first)} on rank 0 and {show(here)} on rank {rank}"
                     )
         known.add(own)
 
