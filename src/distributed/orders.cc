@@ -54,11 +54,20 @@ std::vector<Run> in_waves(const std::vector<Run>& runs, const std::vector<Area>&
 
 }  // namespace
 
-double pairs_of(const std::vector<Area>& areas, std::int64_t begin, std::int64_t end) {
+PairCounter::PairCounter(const std::vector<Area>& areas) : areas_(areas), ascending_(true) {
+  for (std::size_t n = 1; n < areas.size(); ++n) {
+    ascending_ = ascending_ && areas[n - 1].q_end <= areas[n].q_begin;
+  }
+}
+
+double PairCounter::operator()(std::int64_t begin, std::int64_t end) const {
   double sum = 0;
-  for (const Area& area : areas) {
-    const std::int64_t from = std::max(begin, area.q_begin), to = std::min(end, area.q_end);
-    if (from < to) sum += Band(area).pairs(row_line(area, from, 1, to - from), {0, 1, area.key_end - area.key_begin});
+  auto area = areas_.begin();
+  if (ascending_) area = std::ranges::partition_point(areas_, [&](const Area& a) { return a.q_end <= begin; });
+  for (; area != areas_.end() && !(ascending_ && area->q_begin >= end); ++area) {
+    const std::int64_t from = std::max(begin, area->q_begin), to = std::min(end, area->q_end);
+    if (from >= to) continue;
+    sum += Band(*area).pairs(row_line(*area, from, 1, to - from), {0, 1, area->key_end - area->key_begin});
   }
   return sum;
 }

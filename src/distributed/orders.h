@@ -7,8 +7,16 @@
 
 namespace heddle::distributed {
 
-// Pairs that rows [begin, end) have in all areas.
-double pairs_of(const std::vector<Area>& areas, std::int64_t begin, std::int64_t end);
+// Pairs that rows [begin, end) have in all areas, which outlive this.
+class PairCounter {
+ public:
+  explicit PairCounter(const std::vector<Area>& areas);
+  double operator()(std::int64_t begin, std::int64_t end) const;
+
+ private:
+  const std::vector<Area>& areas_;
+  bool ascending_;  // their rows do, without sharing any: as those of documents
+};
 
 // For each rank its runs as its tensors have them, wave after wave.
 std::vector<std::vector<Run>> dealt_rows(const Problem& problem, const std::vector<Area>& areas);

@@ -1,20 +1,15 @@
 // A rank's share: keys gathered or passed round, its pieces run, gradients of keys brought home.
-#include <bit>
-#include <cmath>
+#include <algorithm>
 #include <cstring>
 #include <limits>
 #include <utility>
 
-#include "distributed/agreement.h"
+#include "distributed/arguments.h"
 #include "distributed/calls.h"
-#include "distributed/views.h"
 #include "heddle/partial.h"
 
 namespace heddle::distributed {
 namespace {
-
-constexpr const char* kForward = "distributed.forward";
-constexpr const char* kBackward = "distributed.backward";
 
 std::span<std::byte> bytes_at(const Workspace& memory, std::size_t bytes) {
   return {static_cast<std::byte*>(memory.data), bytes};
@@ -42,17 +37,6 @@ class Floats {
 }  // namespace
 
 struct RankAttention::State {
-  // What a call is made of, once it was checked.
-  struct Call {
-    const TensorView &q, &k, &v, &o, &lse;
-    const Options& options;
-    const Runtime& runtime;
-    KeyBlock keys;  // of q's dtype
-    std::int64_t batch() const { return q.shape[0]; }
-    std::int64_t heads() const { return q.shape[2]; }
-    KeyBlock gradients() const { return {keys.batch, keys.heads, keys.head_size, keys.head_size_v, DType::f32}; }
-  };
-
   State(const Plan& plan, Communicator& communicator, Scheme scheme)
       : plan(plan),
         communicator(communicator),
@@ -80,10 +64,6 @@ struct RankAttention::State {
     return std::string(what) + ", step " + std::to_string(step) + " of " + std::to_string(plan.ring_hops());
   }
 
-  Call checked(const char* operation, const TensorView& q, const TensorView& k, const TensorView& v,
-               const TensorView& o, const TensorView& lse, const Options& options, const Runtime& runtime) const;
-  void agree(const Call& call, bool dq, bool dkv, bool dsink);
-
   void put_keys(const Call& call, void* data) const;
   // All keys in the whole's order.
   void gather_keys(const Call& call, TensorView& k, TensorView& v);
@@ -110,69 +90,6 @@ struct RankAttention::State {
   WorkspaceBuffer workspace, sent_keys, came_keys, ordered_keys;
   Floats sum_o, sum_lse, part_o, part_lse, row_gradients, key_gradients, next_gradients, came_gradients, parts;
 };
-
-RankAttention::State::Call RankAttention::State::checked(const char* operation, const TensorView& q,
-                                                         const TensorView& k, const TensorView& v, const TensorView& o,
-                                                         const TensorView& lse, const Options& options,
-                                                         const Runtime& runtime) const {
-  const Check check(operation);
-  check.tensor(q, "q", q.dtype, Device::cpu, 4);
-  check.require(q.dtype == DType::f32 || q.dtype == DType::f16 || q.dtype == DType::bf16, "q is ", name_of(q.dtype),
-                ": it must be float32, float16 or bfloat16");
-  check.tensor(k, "k", q.dtype, Device::cpu, 4);
-  check.tensor(v, "v", q.dtype, Device::cpu, 4);
-  check.tensor(o, "o", o.dtype, Device::cpu, 4);
-  check.require(o.dtype == DType::f32 || o.dtype == q.dtype, "o is ", name_of(o.dtype),
-                ": it must be float32 or have q's dtype, ", name_of(q.dtype));
-  const std::int64_t rows = plan.rows(rank);
-  for (const auto& [name, x] : {std::pair{"q", &q}, {"k", &k}, {"v", &v}}) {
-    check.require(x->shape[1] == rows, name, " is ", *x, ": rank ", rank, " of the plan has ", rows, " rows");
-  }
-  const bool fits = k.shape[0] == q.shape[0] && v.shape[0] == q.shape[0] && k.shape[3] == q.shape[3] &&
-                    k.shape[2] == v.shape[2] && k.shape[2] > 0 && q.shape[2] % k.shape[2] == 0;
-  check.require(fits, "q is ", q, ", k ", k, " and v ", v,
-                ": they must be [B, rows, H, D], [B, rows, Hkv, D] and [B, rows, Hkv, Dv] with H a multiple of Hkv");
-  for (const auto& [name, size] : {std::pair{"q", q.shape[3]}, {"v", v.shape[3]}}) {
-    check.require(size >= 1 && size <= 256, name, " has head size ", size, ": it must be from 1 to 256");
-  }
-  check.require(o.shape[0] == q.shape[0] && o.shape[1] == rows && o.shape[2] == q.shape[2] && o.shape[3] == v.shape[3],
-                "o is ", o, ": it must be [B, rows, H, Dv] of q ", q, " and v ", v);
-  if (lse.given()) {
-    check.tensor(lse, "lse", DType::f32, Device::cpu, 3);
-    check.require(lse.shape[0] == q.shape[0] && lse.shape[1] == q.shape[2] && lse.shape[2] == rows, "lse is ", lse,
-                  ": it must be [B, H, rows] of q, ", q);
-  }
-  for (const auto& [name, x] : {std::pair{"alibi_slopes", &options.alibi_slopes}, {"sink", &options.sink}}) {
-    if (!x->given()) continue;
-    check.tensor(*x, name, DType::f32, Device::cpu, 1);
-    check.require(x->shape[0] == q.shape[2], name, " is ", *x, ": it must be [H], ", q.shape[2]);
-  }
-  check.require(!options.alibi_slopes.given() || plan.problem().order != Order::striped || ranks == 1,
-                "alibi_slopes are given and the plan's order is striped: its rows stand for several positions each, "
-                "which ALiBi is not about");
-  return {q, k, v, o, lse, options, runtime, {q.shape[0], k.shape[2], q.shape[3], v.shape[3], q.dtype}};
-}
-
-void RankAttention::State::agree(const Call& call, bool dq, bool dkv, bool dsink) {
-  const auto bits = [](float x) { return std::bit_cast<std::int32_t>(x); };
-  const Options& options = call.options;
-  const float scale = options.scale.value_or(1.0f / std::sqrt(static_cast<float>(call.keys.head_size)));
-  agreement.require({{"plan", static_cast<std::int64_t>(plan.digest()), Agreement::Shown::digest},
-                     {"scheme", static_cast<std::int64_t>(scheme)},
-                     {"batch", call.batch()},
-                     {"heads", call.heads()},
-                     {"kv_heads", call.keys.heads},
-                     {"head_size", call.keys.head_size},
-                     {"head_size_v", call.keys.head_size_v},
-                     {"dtype", static_cast<std::int64_t>(call.keys.dtype)},
-                     {"scale", bits(scale), Agreement::Shown::f32},
-                     {"softcap", bits(options.softcap), Agreement::Shown::f32},
-                     {"alibi_slopes", options.alibi_slopes.given()},
-                     {"sink", options.sink.given()},
-                     {"dq", dq},
-                     {"dk and dv", dkv},
-                     {"dsink", dsink}});
-}
 
 void RankAttention::State::put_keys(const Call& call, void* data) const {
   const std::int64_t rows = plan.rows(rank);
@@ -317,8 +234,8 @@ Scheme RankAttention::scheme() const { return state_->scheme; }
 void RankAttention::forward(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& o,
                             const TensorView& lse, const Options& options, const Runtime& runtime) {
   State& s = *state_;
-  const State::Call call = s.checked(kForward, q, k, v, o, lse, options, runtime);
-  s.agree(call, false, false, false);
+  const Call call = checked_call(kForward, s.plan, s.rank, q, k, v, o, lse, options, runtime);
+  s.agreement.require(words_of(call, s.plan, s.scheme, nullptr));
   Calls calls(options, runtime, s.workspace);
   if (s.scheme == Scheme::ring) {
     const Rows sum = s.new_sum(call);
@@ -343,31 +260,10 @@ void RankAttention::backward(const TensorView& q, const TensorView& k, const Ten
                              const TensorView& lse, const TensorView& d_o, const TensorView& d_lse,
                              const Gradients& gradients, const Options& options, const Runtime& runtime) {
   State& s = *state_;
-  const State::Call call = s.checked(kBackward, q, k, v, o, lse, options, runtime);
-  const Check check(kBackward);
-  check.require(lse.given(), "lse is missing: a backward needs forward's");
-  check.require(!gradients.dsink.given() || options.sink.given(), "dsink is given and sink is not");
+  const Call call = checked_call(kBackward, s.plan, s.rank, q, k, v, o, lse, options, runtime);
+  check_backward(call, d_o, d_lse, gradients);
   const bool dkv = gradients.dk.given() || gradients.dv.given();
-  for (const auto& [name, gradient, x] :
-       {std::tuple{"dq", &gradients.dq, &q}, {"dk", &gradients.dk, &k}, {"dv", &gradients.dv, &v}}) {
-    if (!gradient->given()) continue;
-    check.tensor(*gradient, name, gradient->dtype, Device::cpu, 4);
-    check.require(gradient->dtype == DType::f32 || gradient->dtype == q.dtype, name, " is ", name_of(gradient->dtype),
-                  ": it must be float32 or have q's dtype, ", name_of(q.dtype));
-    check.require(gradient->shape == x->shape, name, " is ", *gradient, ": it must have its tensor's shape, ", *x);
-  }
-  check.tensor(d_o, "d_o", o.dtype, Device::cpu, 4);
-  check.require(d_o.shape == o.shape, "d_o is ", d_o, ": it must have o's shape, ", o);
-  if (d_lse.given()) {
-    check.tensor(d_lse, "d_lse", DType::f32, Device::cpu, 3);
-    check.require(d_lse.shape == lse.shape, "d_lse is ", d_lse, ": it must have lse's shape, ", lse);
-  }
-  if (gradients.dsink.given()) {
-    check.tensor(gradients.dsink, "dsink", DType::f32, Device::cpu, 1);
-    check.require(gradients.dsink.shape[0] == q.shape[2] && gradients.dsink.contiguous(), "dsink is ", gradients.dsink,
-                  ": it must be [H], contiguous, ", q.shape[2]);
-  }
-  s.agree(call, gradients.dq.given(), dkv, gradients.dsink.given());
+  s.agreement.require(words_of(call, s.plan, s.scheme, &gradients));
 
   const std::int64_t rows = s.plan.rows(s.rank);
   Calls calls(options, runtime, s.workspace);

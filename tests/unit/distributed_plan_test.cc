@@ -261,7 +261,7 @@ TEST(DistributedPlan, TheSolverIsEvenInPairsAndRows) {
   const double contiguous = Plan(p).balance();
   p.order = Order::balanced;
   const Plan plan(p);
-  EXPECT_GT(plan.balance(), 0.97);
+  EXPECT_GT(plan.balance(), 0.995);
   EXPECT_LT(contiguous, 0.5);
   for (int rank = 0; rank < 8; ++rank) EXPECT_LE(plan.rows(rank), (p.rows + 7) / 8);
 }
