@@ -6,6 +6,7 @@
 #include <memory>
 #include <utility>
 
+#include "explain_ranks.h"
 #include "output.h"
 #include "verbs.h"
 
@@ -15,9 +16,12 @@ namespace {
 struct ExplainAttention {
   Explained explained;
   ProblemFlags asked;
+  RankFlags ranks;
   std::string pass = "forward";
 
   void run() {
+    ranks.check(asked);
+    if (ranks.ranks != 0) return ranks.tell(asked, explained.common.json);
     const GpuModel* const model = explained.begin();
     ProblemFlags problem = asked;
     problem.device = explained.device;
@@ -105,10 +109,12 @@ void add_explain(CLI::App& app) {
       app.add_subcommand("explain", "Say which kernel would run for a call, and why: of attention, or ...");
   examples(*verb, {"heddle explain --heads 32 --kv-heads 8 --length 1 --keys 8192 --head-size 128",
                    "heddle explain --length 4096 --head-size 128 --dtype bf16 --pass backward --gpu h100",
+                   "heddle explain --ranks 8 --length 131072 --heads 32 --kv-heads 8 --dtype bf16 --causal top_left",
                    "heddle explain linear --format int4_g64"});
   const auto self = std::make_shared<ExplainAttention>();
   self->explained.add_to(*verb);
   self->asked.add_to(*verb);
+  self->ranks.add_to(*verb);
   add_pass_flag(*verb, self->pass);
   add_explain_sparse(*verb);
   add_explain_nsa(*verb);

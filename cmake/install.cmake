@@ -14,6 +14,9 @@ set(heddle_installed heddle)
 if(HEDDLE_ONEDNN)
   list(APPEND heddle_installed heddle_onednn)
 endif()
+if(HEDDLE_MPI_FOUND)
+  list(APPEND heddle_installed heddle_mpi)
+endif()
 install(TARGETS ${heddle_installed} EXPORT heddleTargets
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
@@ -34,6 +37,9 @@ set(heddle_pc_libs_private "-lstdc++ -lm -pthread -ldl")
 if(heddle_type STREQUAL STATIC_LIBRARY AND HEDDLE_CUDA_FOUND)
   string(APPEND heddle_dependencies "find_dependency(CUDAToolkit)\n")
   string(APPEND heddle_pc_libs_private " -lcudart_static -lrt")  # from wherever CUDA is on that machine
+endif()
+if(HEDDLE_MPI_FOUND)  # of heddle::mpi alone: who does not link it needs none
+  string(APPEND heddle_dependencies "find_package(MPI QUIET COMPONENTS CXX)\n")
 endif()
 # pkg-config asks for Libs.private only with --static, which would also ask for a static C library.
 if(heddle_type STREQUAL STATIC_LIBRARY)

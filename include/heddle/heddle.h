@@ -4,6 +4,7 @@
 #include "heddle/attention.h"
 #include "heddle/candidate.h"
 #include "heddle/checkpoint.h"
+#include "heddle/distributed.h"
 #include "heddle/error.h"
 #include "heddle/explain.h"
 #include "heddle/int4_cache.h"

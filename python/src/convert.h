@@ -113,6 +113,7 @@ void bind_runtime(nb::module_& module);
 void bind_attention(nb::module_& module);
 void bind_kv_cache(nb::module_& module);
 void bind_partial(nb::module_& module);
+void bind_distributed(nb::module_& module);
 void bind_sparse(nb::module_& module);
 void bind_nsa(nb::module_& module);
 void bind_int4_cache(nb::module_& module);

@@ -56,6 +56,7 @@ PAGES: dict[str, tuple[str, list[tuple[str, str, list[str]]]]] = {
             ("Plain versions, to compare with", "heddle.nsa", ["naive_nsa", "naive_nsa_compression", "naive_nsa_compression_varlen", "naive_nsa_with_compression"]),
         ],
     ),
+    "distributed": ("heddle.distributed: several processes", [("", "heddle.distributed", [])]),
     "encoder": (
         "Encoders",
         [("", "heddle", ["Encoder", "EncoderLayer", "PrecisionChoice", "PrecisionTrial"])],

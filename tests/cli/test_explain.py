@@ -241,3 +241,36 @@ def test_explain_of_every_operation_refuses_what_the_operation_refuses():
 def test_explain_with_features(flags):
     out = run_json("explain", "--length", 65, *flags)
     assert sum(c["chosen"] for c in out["candidates"]) == 1
+
+
+def test_explain_a_plan_of_several_ranks():
+    flags = ("--ranks", 4, "--length", 8192, "--heads", 32, "--kv-heads", 8, "--head-size", 128, "--dtype", "bf16")
+    out = run_json("explain", *flags, "--causal", "top_left")
+    plan = out["plan"]
+    assert out["problem"]["ranks"] == 4 and plan["order"] == "zigzag" and plan["balance"] > 0.999
+    assert [x["rows"] for x in plan["ranks"]] == [2048] * 4
+    assert [x["begin"] for x in plan["ranks"][1]["runs"]] == [1024, 6144]
+    ring = next(x for x in plan["schemes"] if x["name"] == "ring")
+    assert ring["forward_bytes"] == 3 * 2048 * 8 * 256 * 2 and plan["scheme"] in ("gather", "ring")
+    text = run("explain", *flags, "--causal", "top_left", "--link", 1e9)
+    assert text.startswith(
+        f"4 ranks, zigzag, B1 H32/8 S8192 D128 top_left, bfloat16: balance 1.000, plan {plan['digest']}"
+    )
+    assert "1 GB/s between ranks" in text
+    documents = run_json("explain", *flags, "--documents", 5000, 3000, 192, "--order", "balanced")["plan"]
+    assert documents["balance"] > 0.9 and documents["digest"] != plan["digest"]
+
+
+def test_explain_refuses_what_plans_do_not_know():
+    assert "--bias is given beside --ranks: plans are of rows that are queries and keys at once" in run(
+        "explain", "--ranks", 2, "--bias", code=2
+    )
+    assert "--keys is given beside --ranks" in run("explain", "--ranks", 2, "--keys", 7, code=2)
+    assert "--documents is given without --ranks" in run("explain", "--documents", 1024, code=2)
+    assert "[distributed.plan] cu_seqlens goes from 0 to 10: it must go from 0 to rows, 1024" in run(
+        "explain", "--ranks", 2, "--documents", 10, code=2
+    )
+    assert "ranks is -1: it must be from 1 to 4096" in run("explain", "--ranks", -1, code=2)
+    assert "order is 'zag': it must be one of contiguous, zigzag" in run(
+        "explain", "--ranks", 2, "--order", "zag", code=2
+    )

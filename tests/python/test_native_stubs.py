@@ -48,7 +48,7 @@ def parameters(node, method):
 def native_functions():
     """name -> (the function, whether it is bound to an instance, whether it is a property)"""
     found = {name: (x, False, False) for name, x in vars(_heddle).items() if type(x).__name__ == "nb_func"}
-    for cls in (_heddle.Checkpoint, _heddle.Encoder):
+    for cls in (_heddle.Checkpoint, _heddle.Encoder, _heddle.ShardPlan):
         for name in vars(cls).keys() - {"__init__", "__new__", "__doc__", "__module__"}:
             x = getattr(cls, name)
             is_property = isinstance(x, property)

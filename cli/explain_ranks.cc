@@ -1,0 +1,167 @@
+#include "explain_ranks.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <iostream>
+#include <utility>
+
+#include "choices.h"
+#include "heddle/error.h"
+#include "output.h"
+
+namespace heddle::cli {
+namespace {
+
+using distributed::Order;
+using distributed::Plan;
+using distributed::Scheme;
+using distributed::SchemeCost;
+
+constexpr Order kOrders[] = {Order::contiguous, Order::zigzag, Order::striped, Order::per_document, Order::balanced};
+constexpr Scheme kSchemes[] = {Scheme::gather, Scheme::ring};
+
+std::string digest_text(std::uint64_t digest) {
+  char text[17];
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(digest));
+  return text;
+}
+
+Json json_of(const Plan& plan) {
+  Json out = {{"order", name_of(plan.problem().order)},
+              {"digest", digest_text(plan.digest())},
+              {"balance", plan.balance()},
+              {"ring_hops", plan.ring_hops()},
+              {"scheme", name_of(plan.chosen())},
+              {"ranks", Json::array()},
+              {"schemes", Json::array()}};
+  for (int rank = 0; rank < plan.problem().ranks; ++rank) {
+    Json runs = Json::array();
+    for (const distributed::Run& run : plan.runs(rank)) {
+      runs.push_back({{"begin", run.begin}, {"step", run.step}, {"count", run.count}});
+    }
+    out["ranks"].push_back({{"rows", plan.rows(rank)},
+                            {"pairs", plan.pairs(rank)},
+                            {"keys_needed", plan.keys_needed(rank)},
+                            {"runs", runs}});
+  }
+  for (const Scheme scheme : kSchemes) {
+    const SchemeCost cost = plan.cost(scheme);
+    out["schemes"].push_back({{"name", name_of(scheme)},
+                              {"forward_bytes", cost.forward_bytes},
+                              {"forward_seconds", cost.forward_seconds},
+                              {"backward_bytes", cost.backward_bytes},
+                              {"backward_seconds", cost.backward_seconds}});
+  }
+  return out;
+}
+
+void print(const Plan& plan) {
+  double most = 0;
+  for (int rank = 0; rank < plan.problem().ranks; ++rank) most = std::max(most, plan.pairs(rank));
+  Table ranks({{"rank", Align::right},
+               {"rows", Align::right},
+               {"runs", Align::right},
+               {"pairs of a head", Align::right},
+               {"work", Align::right},
+               {"keys needed", Align::right}});
+  for (int rank = 0; rank < plan.problem().ranks; ++rank) {
+    ranks.add({std::to_string(rank), std::to_string(plan.rows(rank)), std::to_string(plan.runs(rank).size()),
+               fixed(plan.pairs(rank), 0), most > 0 ? fixed(plan.pairs(rank) / most, 3) : "-",
+               std::to_string(plan.keys_needed(rank))});
+  }
+  ranks.print();
+  std::cout << '\n';
+  Table schemes({{"scheme"},
+                 {"sends forward", Align::right},
+                 {"backward", Align::right},
+                 {"predicted forward", Align::right},
+                 {"backward", Align::right},
+                 {"verdict"}});
+  for (const Scheme scheme : kSchemes) {
+    const SchemeCost cost = plan.cost(scheme);
+    schemes.add({name_of(scheme), bytes_text(cost.forward_bytes), bytes_text(cost.backward_bytes),
+                 seconds_text(cost.forward_seconds), seconds_text(cost.backward_seconds),
+                 scheme == plan.chosen() ? green("chosen") : "possible"});
+  }
+  schemes.print();
+  const distributed::Costs& c = plan.problem().costs;
+  std::cout << "\npredicted from " << fixed(c.forward_flops / 1e12, 0) << " and " << fixed(c.backward_flops / 1e12, 0)
+            << " TFLOP/s, " << fixed(c.link_bandwidth / 1e9, 0) << " GB/s between ranks, "
+            << seconds_text(c.link_latency) << " an exchange\n";
+}
+
+}  // namespace
+
+void RankFlags::add_to(CLI::App& verb) {
+  verb.add_option("--ranks", ranks, "A plan for so many processes, instead of candidates");
+  std::vector<std::string> orders;
+  for (const Order known : kOrders) orders.emplace_back(name_of(known));
+  one_of(verb.add_option("--order", order, "Which rows each rank has, beside --ranks"), orders)->capture_default_str();
+  verb.add_option("--documents", documents, "Lengths of documents that --length is packed of, beside --ranks");
+  for (const auto& [flag, value, what] :
+       {std::tuple{"--rate", &costs.forward_flops, "FLOP/s of a rank forward, beside --ranks"},
+        {"--backward-rate", &costs.backward_flops, "FLOP/s of a rank backward, beside --ranks"},
+        {"--link", &costs.link_bandwidth, "Bytes/s that a rank sends, beside --ranks"},
+        {"--latency", &costs.link_latency, "Seconds of an exchange, beside --ranks"}}) {
+    verb.add_option(flag, *value, what)->capture_default_str();
+  }
+}
+
+void RankFlags::check(const ProblemFlags& problem) const {
+  if (ranks == 0) {
+    if (!documents.empty())
+      throw Error("--documents is given without --ranks: it is about a plan for several processes");
+    return;
+  }
+  for (const auto& [given, flag] : {std::pair{problem.bias, "--bias"},
+                                    {problem.mask, "--mask"},
+                                    {problem.page_size > 0, "--page-size"},
+                                    {problem.options.dropout > 0, "--dropout"},
+                                    {problem.options.q_step != 1, "--q-step"},
+                                    {problem.options.key_step != 1, "--key-step"},
+                                    {problem.Sk() != problem.length_q, "--keys"},
+                                    {problem.packed, "--packed"}}) {
+    if (given) {
+      throw Error(std::string(flag) +
+                  " is given beside --ranks: plans are of rows that are queries and keys at once, with " +
+                  "causality, window and --documents");
+    }
+  }
+}
+
+distributed::Problem RankFlags::problem_of(const ProblemFlags& problem) const {
+  AttentionOptions options;
+  problem.options.fill(options);
+  distributed::Problem out{.rows = problem.length_q, .ranks = ranks};
+  out.batch = problem.batch, out.heads = problem.heads, out.kv_heads = problem.Hkv();
+  out.head_size = problem.head_size, out.head_size_v = problem.Dv();
+  out.dtype = dtype_named(problem.dtype);
+  out.causal = options.causal;
+  out.window_left = options.window_left, out.window_right = options.window_right;
+  if (!documents.empty()) {
+    out.cu_seqlens = {0};
+    for (const std::int64_t length : documents) out.cu_seqlens.push_back(out.cu_seqlens.back() + length);
+  }
+  out.order = distributed::order_named(order, "explain");
+  out.costs = costs;
+  return out;
+}
+
+void RankFlags::tell(const ProblemFlags& problem, bool json) const {
+  problem.check();
+  const Plan plan(problem_of(problem));
+  if (json) {
+    Json asked = problem.json();
+    asked["ranks"] = ranks;
+    if (!documents.empty()) asked["documents"] = documents;
+    std::cout << Json{{"problem", asked}, {"plan", json_of(plan)}}.dump(2) << '\n';
+    return;
+  }
+  std::cout << ranks << " ranks, " << order << ", " << problem.name();
+  if (!documents.empty()) std::cout << " of " << documents.size() << " documents";
+  std::cout << ", " << name_of(dtype_named(problem.dtype)) << ": balance " << fixed(plan.balance(), 3) << ", plan "
+            << digest_text(plan.digest()) << "\n\n";
+  print(plan);
+}
+
+}  // namespace heddle::cli

@@ -1,0 +1,15 @@
+# Whether there is an MPI for heddle::mpi: HEDDLE_MPI_FOUND, and MPI::MPI_CXX.
+set(HEDDLE_MPI "AUTO" CACHE STRING "Attention over MPI's processes: ON, OFF, or AUTO (if an MPI is found)")
+set_property(CACHE HEDDLE_MPI PROPERTY STRINGS AUTO ON OFF)
+set(HEDDLE_MPI_FOUND FALSE)
+if(HEDDLE_MPI STREQUAL "AUTO")
+  if(NOT CMAKE_CROSSCOMPILING)  # what is found is this machine's
+    find_package(MPI QUIET COMPONENTS CXX)
+  endif()
+elseif(HEDDLE_MPI)
+  find_package(MPI REQUIRED COMPONENTS CXX)
+endif()
+if(HEDDLE_MPI AND MPI_CXX_FOUND)
+  set(HEDDLE_MPI_FOUND TRUE)
+endif()
+message(STATUS "Attention over MPI: ${HEDDLE_MPI_FOUND}")

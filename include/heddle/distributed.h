@@ -1,0 +1,238 @@
+// Attention over several processes (context parallelism): each rank holds some rows of one long problem, their queries,
+// keys and values; together they compute what one process would (docs/distributed.md).
+//
+// Words: S rows in all, P ranks. A row is a token: its query, key and value are on the same rank. A rank's rows are a
+// few runs, one after the other in its tensors, [B, rows, H, D] and so on. A scheme is how keys get to rows:
+//   gather   all keys to every rank, then a call or a few
+//   ring     keys go from rank to rank; a call or a few for each rank's keys, merged (heddle/partial.h)
+// Liu, Zaharia and Abbeel (ring attention), arXiv 2310.01889; Brandon et al. (striped), arXiv 2311.09431; Dubey et al.
+// (keys gathered, two chunks a rank), arXiv 2407.21783.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "heddle/attention.h"
+
+namespace heddle::distributed {
+
+// How rows are dealt out.
+//   contiguous    rank r has the r-th of P parts
+//   zigzag        2 P parts, of which rank r has the r-th and the r-th from the end
+//   striped       rank r has rows r, r + P, r + 2 P ...
+//   per_document  zigzag inside of each document; where documents leave remainders, ranks take turns
+//   balanced      parts of about S / (16 P) rows, cut at documents, by a solver: pairs as even as it gets while no rank
+//                 has more than ceil(S / P) rows
+enum class Order : std::uint8_t { contiguous, zigzag, striped, per_document, balanced };
+// automatic: whichever is predicted to take less time, forward and backward together.
+enum class Scheme : std::uint8_t { automatic, gather, ring };
+
+const char* name_of(Order order);    // "contiguous", "zigzag", "striped", "per_document", "balanced"
+const char* name_of(Scheme scheme);  // "auto", "gather", "ring"
+// By these names. Throw Error "[operation] order is 'x': it must be one of ...".
+Order order_named(const std::string& name, const std::string& operation);
+Scheme scheme_named(const std::string& name, const std::string& operation);
+
+// Rows [q_begin, q_end) attend keys [key_begin, key_end), as one call of attention over them: causality and window mean
+// what they mean there.
+struct Area {
+  std::int64_t q_begin, q_end, key_begin, key_end;
+  Causal causal = Causal::none;
+  std::int64_t window_left = -1, window_right = -1;
+};
+
+// What times are predicted from. The defaults are those of one H200 of two that are joined by NVLink: bfloat16, head
+// size 128, exchanges of 512 MB by NCCL, and what its smallest call takes from Python.
+struct Costs {
+  double forward_flops = 680e12, backward_flops = 560e12;  // FLOP/s of one rank
+  double memory_bandwidth = 4e12;                          // bytes/s, of merging partial results
+  double link_bandwidth = 350e9;                           // bytes/s that a rank sends while it receives as many
+  double link_latency = 50e-6;                             // s of an exchange
+};
+
+struct Problem {
+  std::int64_t rows = 0;  // S
+  int ranks = 1;          // P
+  // What bytes and times are about; attention itself takes these from its tensors.
+  std::int64_t batch = 1, heads = 1, kv_heads = 1, head_size = 128, head_size_v = 128;
+  DType dtype = DType::bf16;
+
+  // Documents: cu_seqlens from 0 to S, never decreasing; empty: one. Rows attend keys of their own document alone.
+  std::vector<std::int64_t> cu_seqlens = {};
+  Causal causal = Causal::none;  // in each document, whose corners are the same
+  std::int64_t window_left = -1, window_right = -1;
+  // Or any areas instead, no pair in two of them. Not beside documents, causal, window and Order::per_document.
+  std::vector<Area> areas = {};
+
+  Order order = Order::zigzag;
+  Costs costs = {};
+};
+
+// Rows begin, begin + step, ... of the whole, `count` of them, which lie from row `local` of a rank's tensors on. Runs
+// of one wave attend keys that do not overlap and ascend with them, so that one packed call may serve them.
+struct Run {
+  std::int64_t begin = 0, step = 1, count = 0, local = 0;
+  int wave = 0;
+};
+
+// A call of attention as a piece of the whole (docs/partial.md): rows [q_begin, q_end) of a rank's against keys
+// [key_begin, key_end) of a buffer. Its n sequences are packed; one alone is a call without cu_seqlens.
+struct Piece {
+  std::int64_t q_begin = 0, q_end = 0, key_begin = 0, key_end = 0;
+  Causal causal = Causal::none;  // none or top_left
+  std::int64_t window_left = -1, window_right = -1, q_step = 1, key_step = 1;
+  std::vector<std::int32_t> cu_seqlens_q, cu_seqlens_k;  // n + 1, from 0 to q_end - q_begin and key_end - key_begin
+  std::vector<std::int32_t> q_offset, key_offset;        // n
+  std::int64_t max_seqlen_q = 0, max_seqlen_k = 0;
+  bool first = false;  // no piece before it has any of these rows: its result needs no merge
+  double pairs = 0;    // (row, key) pairs of a head that it has
+};
+
+// Of one scheme, the largest of all ranks.
+struct SchemeCost {
+  double forward_bytes = 0, backward_bytes = 0;      // that a rank sends
+  double forward_seconds = 0, backward_seconds = 0;  // predicted; communication is hidden behind products in `ring`
+};
+
+// Which rank has which rows, and what follows from that. Needs no processes. The same problem gives the same plan.
+class Plan {
+ public:
+  // Throws Error on a bad argument.
+  explicit Plan(Problem problem);
+
+  const Problem& problem() const { return problem_; }
+  // Each document, or the areas that were given.
+  const std::vector<Area>& areas() const { return areas_; }
+  const std::vector<Run>& runs(int rank) const { return ranks_[static_cast<std::size_t>(rank)].runs; }
+  std::int64_t rows(int rank) const { return ranks_[static_cast<std::size_t>(rank)].rows; }
+  // (row, key) pairs of one head that the rank's rows attend, and the mean of all ranks over the largest: 1 is even.
+  double pairs(int rank) const { return ranks_[static_cast<std::size_t>(rank)].pairs; }
+  double balance() const;
+  // Keys of other ranks that some row of the rank attends: the least that it must be sent.
+  std::int64_t keys_needed(int rank) const;
+
+  // The whole's row at each place, rank 0's rows first, and the place of each row.
+  std::vector<std::int64_t> permutation() const;
+  std::vector<std::int64_t> inverse() const;
+  // Of each of the rank's rows its position in its document; with areas, in the whole.
+  std::vector<std::int32_t> positions(int rank) const;
+
+  // The calls over all keys in the whole's order.
+  std::vector<Piece> gather_pieces(int rank) const;
+  // The calls of each step: of step t over the keys of rank (rank - t) mod P as that rank has them. Steps that no rank
+  // needs are left out at the end.
+  std::vector<std::vector<Piece>> ring_pieces(int rank) const;
+  // How often keys are sent on: P - 1, or less where windows or documents let the ring end early.
+  int ring_hops() const { return ring_hops_; }
+
+  SchemeCost cost(Scheme scheme) const;  // gather or ring
+  Scheme chosen() const;                 // what Scheme::automatic is
+
+  // Of the problem without its costs, and of all runs: ranks with the same digest have the same plan.
+  std::uint64_t digest() const { return digest_; }
+
+ private:
+  struct Rank {
+    std::vector<Run> runs;
+    std::int64_t rows = 0;
+    double pairs = 0;
+  };
+  SchemeCost gather_cost() const;
+  SchemeCost ring_cost() const;
+
+  Problem problem_;
+  std::vector<Area> areas_;
+  std::vector<Rank> ranks_;
+  int ring_hops_ = 0;
+  std::uint64_t digest_ = 0;
+};
+
+// An exchange on its way. Its memory stays where it is, and what is sent unchanged, until wait() has returned.
+class Transfer {
+ public:
+  virtual ~Transfer() = default;
+  // Throws RuntimeError, with the exchange and the rank that it waited for, if that takes longer than the timeout.
+  virtual void wait() = 0;
+};
+
+// How ranks reach each other. Every rank makes the same calls in the same order, from one thread. A transport says how
+// two ranks exchange; what is summed, and in which order, is said here once.
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual const char* name() const = 0;  // of the transport
+  // Starts sending `out` to one rank and receiving `in`, as many bytes as that sends, from another; what is empty is
+  // not sent. `what` is for errors. Exchanges that receive from the same rank are waited for in the order in which
+  // they were started, which is that of its sending.
+  virtual std::unique_ptr<Transfer> exchange(std::span<const std::byte> out, int to, std::span<std::byte> in, int from,
+                                             const std::string& what) = 0;
+
+  // Every rank's part to every rank; parts may differ in length: parts[r] is as long as rank r's `part`.
+  void all_gather(std::span<const std::byte> part, std::span<const std::span<std::byte>> parts,
+                  const std::string& what);
+  // parts[r] is what this rank adds to rank r's sum. sum = rank 0's part + rank 1's + ..., in this order whatever comes
+  // first. scratch: of sum's size.
+  void reduce_scatter(std::span<const std::span<const float>> parts, std::span<float> sum, std::span<float> scratch,
+                      const std::string& what);
+  // x = rank 0's x + rank 1's + ..., in this order, on every rank. scratch: `size()` times x.
+  void all_reduce(std::span<float> x, std::span<float> scratch, const std::string& what);
+  void barrier();
+};
+
+// Communicators of `size` threads of this process, entry r for rank r. A rank that waits longer than `timeout`, or for
+// one whose communicator is gone, throws RuntimeError.
+std::vector<std::unique_ptr<Communicator>> thread_communicators(int size, std::chrono::milliseconds timeout);
+
+struct Options {
+  std::optional<float> scale;  // default 1 / sqrt(D)
+  float softcap = 0.0f;
+  TensorView alibi_slopes = {};  // f32 [H]; distances are in the document or area. Not with Order::striped
+  TensorView sink = {};          // f32 [H], the same on all ranks
+  std::string force = {};        // a candidate of attention
+};
+
+// Gradients to write, f32 or of q's dtype; one that is not given is not computed, but the same for all ranks. dsink:
+// f32 [H], the sum over all ranks' rows, on each of them.
+struct Gradients {
+  TensorView dq, dk, dv, dsink;
+};
+
+// One rank's share of a plan's attention. It owns the memory for other ranks' keys and for partial results, allocated
+// by the first call that needs it and kept. On the CPU.
+class RankAttention {
+ public:
+  // Throws Error if the communicator has not as many ranks as the plan. Plan and communicator outlive this.
+  RankAttention(const Plan& plan, Communicator& communicator, Scheme scheme = Scheme::automatic);
+  ~RankAttention();
+  RankAttention(const RankAttention&) = delete;
+  RankAttention& operator=(const RankAttention&) = delete;
+
+  Scheme scheme() const;  // gather or ring
+
+  // q [B, rows, H, D], k [B, rows, Hkv, D], v [B, rows, Hkv, Dv], of one dtype: the rank's rows, in the plan's order.
+  // Writes o [B, rows, H, Dv], f32 or of q's dtype, and, if given, lse, f32 [B, H, rows]. The first call with a plan,
+  // shapes and options compares them over all ranks: where they differ every rank throws Error. Throws Error on a bad
+  // argument before anything is sent, RuntimeError where a rank is lost.
+  void forward(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& o,
+               const TensorView& lse, const Options& options = {}, const Runtime& runtime = {});
+  // o and lse are those that forward wrote; d_o has o's shape, d_lse, if given, lse's. Keys are sent once more. dk and
+  // dv are summed in f32: in `gather` rank 0's share, then rank 1's and so on; in `ring` that of the rank behind the
+  // one that has the keys, then the next one's, and its own with that sum. Bits do not depend on which rank is fast.
+  void backward(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& o,
+                const TensorView& lse, const TensorView& d_o, const TensorView& d_lse, const Gradients& gradients,
+                const Options& options = {}, const Runtime& runtime = {});
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace heddle::distributed

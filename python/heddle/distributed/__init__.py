@@ -1,0 +1,19 @@
+"""Attention over several processes: each rank holds some rows of one long problem, and together they compute what one process would.
+
+A ``plan`` says which rank has which rows, what each sends, and how even the work is; it needs no process group. ``shard`` takes a
+rank's rows, ``attention`` is its share of the call, with gradients, over a group of ``torch.distributed``. docs/distributed.md has
+an example. Imports torch.
+"""
+
+from __future__ import annotations
+
+from ..hosts import torch as _needs_torch  # noqa: F401
+from .attention import attention
+from .plan import Costs, Plan, Run, SchemeCost, plan
+from .shards import shard, unshard
+
+__all__ = ["Costs", "Plan", "Run", "SchemeCost", "attention", "plan", "shard", "unshard"]
+
+
+def __dir__() -> list[str]:
+    return __all__

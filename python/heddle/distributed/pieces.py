@@ -1,0 +1,175 @@
+"""A rank's calls, as its plan has them, on torch tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from .._options import CAUSAL_CODES
+from ..functional import attention, merge_attention
+from ..gradients import attention_backward
+from .plan import Plan
+
+_CAUSAL = {code: name for name, code in CAUSAL_CODES.items()}
+Where = Any  # of a batch: all of it, or one sequence
+
+
+def _int32(numbers: bytes) -> torch.Tensor:
+    return torch.from_numpy(np.frombuffer(numbers, np.int32).copy())
+
+
+class Piece(NamedTuple):
+    """Rows [q_begin, q_end) of a rank's against keys [key_begin, key_end) of a buffer: one call of attention.
+
+    options: of the call. cu_seqlens: (of q, of k) where it has several sequences. first: no piece before it has any of these rows.
+    """
+
+    rows: slice
+    keys: slice
+    options: dict[str, Any]
+    first: bool
+
+    def calls(self, batch: int) -> Iterator[Where]:
+        """Which sequences of a batch go into one call: all, or each by itself where the piece's are packed."""
+        return iter(range(batch) if "cu_seqlens_q" in self.options else (slice(None),))
+
+    def of_rows(self, x: torch.Tensor, where: Where) -> torch.Tensor:
+        return x[where, self.rows] if isinstance(where, slice) else x[where][self.rows]
+
+    def of_keys(self, x: torch.Tensor, where: Where) -> torch.Tensor:
+        return x[where, self.keys] if isinstance(where, slice) else x[where][self.keys]
+
+    def of_lse(self, x: torch.Tensor, where: Where) -> torch.Tensor:
+        return x[where][..., self.rows]
+
+
+def _piece(items: Any) -> Piece:
+    (q_begin, q_end, key_begin, key_end, causal, left, right, q_step, key_step, *numbers, max_q, max_k, first) = items
+    cu_q, cu_k, q_offset, key_offset = (_int32(x) for x in numbers)
+    options = dict(causal=_CAUSAL[causal], window=(left, right), q_step=q_step, key_step=key_step)
+    if len(q_offset) == 1:
+        options |= dict(q_offset=int(q_offset), key_offset=int(key_offset))
+    else:
+        options |= dict(q_offset=q_offset, key_offset=key_offset, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
+        options |= dict(max_seqlen_q=max_q, max_seqlen_k=max_k)
+    return Piece(slice(q_begin, q_end), slice(key_begin, key_end), options, first)
+
+
+class Layout(NamedTuple):
+    """What a call needs of its plan, which it does not hold: autograd may keep it until the interpreter has ended.
+
+    lengths: how many rows each rank has. rows: which of the whole, int64. steps: pieces, of ``gather`` one list, of ``ring`` one for
+    each rank whose keys come by. whole: each row is in one piece, so that nothing is merged.
+    """
+
+    lengths: list[int]
+    rows: list[torch.Tensor]
+    steps: list[list[Piece]]
+    whole: bool
+
+
+def layout_of(plan: Plan, rank: int, scheme: str) -> Layout:
+    def made() -> Layout:
+        steps = [[_piece(items) for items in step] for step in plan._native.pieces(rank, scheme)]
+        pieces = [piece for step in steps for piece in step]
+        covered = sum(piece.rows.stop - piece.rows.start for piece in pieces)
+        once = all(piece.first for piece in pieces) and covered == plan.rows_of(rank)
+        lengths = [plan.rows_of(r) for r in range(plan.ranks)]
+        return Layout(lengths, [plan.rows_of_rank(r) for r in range(plan.ranks)], steps, once and scheme == "gather")
+
+    kept: Layout = plan._keep((scheme, rank), made)
+    return kept
+
+
+class Sum:
+    """Partial results of a rank's rows joined piece after piece: float32, 0 and lse -inf where there is none yet."""
+
+    def __init__(self, q: torch.Tensor, head_size_v: int) -> None:
+        batch, rows, heads, _ = q.shape
+        self.o = torch.zeros(batch, rows, heads, head_size_v)
+        self.lse = torch.full((batch, heads, rows), -torch.inf)
+
+    def add(
+        self, pieces: list[Piece], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]
+    ) -> None:
+        for piece in pieces:
+            for where in piece.calls(q.shape[0]):
+                q_part, k_part, v_part = piece.of_rows(q, where), piece.of_keys(k, where), piece.of_keys(v, where)
+                o, lse = piece.of_rows(self.o, where), piece.of_lse(self.lse, where)
+                call = piece.options | options | dict(out_dtype="float32")
+                if piece.first:
+                    attention(q_part, k_part, v_part, return_lse=True, out=o, lse_out=lse, **call)
+                    continue
+                part = attention(q_part, k_part, v_part, return_lse=True, **call)
+                merge_attention((o, part[0]), (lse, part[1]), out=o, lse_out=lse)
+
+    def finished(self, dtype: torch.dtype, sink: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sink enters here, once."""
+        if sink is not None and self.o.numel() > 0:
+            merge_attention((self.o,), (self.lse,), sink, out=self.o, lse_out=self.lse)
+        return self.o.to(dtype), self.lse
+
+
+def forward_whole(
+    pieces: list[Piece], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where each row is in one piece."""
+    batch, rows, heads, _ = q.shape
+    o, lse = q.new_empty(batch, rows, heads, v.shape[3]), torch.empty(batch, heads, rows)
+    for piece in pieces:
+        for where in piece.calls(batch):
+            attention(
+                piece.of_rows(q, where),
+                piece.of_keys(k, where),
+                piece.of_keys(v, where),
+                return_lse=True,
+                out=piece.of_rows(o, where),
+                lse_out=piece.of_lse(lse, where),
+                **piece.options,
+                **options,
+            )
+    return o, lse
+
+
+class RowGradients(NamedTuple):
+    """What a backward of pieces reads of the rows, and dq, float32, which it adds to."""
+
+    q: torch.Tensor
+    o: torch.Tensor
+    lse: torch.Tensor
+    d_o: torch.Tensor
+    d_lse: torch.Tensor | None
+    dq: torch.Tensor
+
+    def add(
+        self,
+        pieces: list[Piece],
+        k: torch.Tensor,
+        v: torch.Tensor,
+        dk: torch.Tensor,
+        dv: torch.Tensor,
+        merged: bool,
+        options: dict[str, Any],
+    ) -> None:
+        """Adds to dq, dk and dv, in the order of the pieces."""
+        for piece in pieces:
+            for where in piece.calls(self.q.shape[0]):
+                attention_backward(
+                    piece.of_rows(self.q, where),
+                    piece.of_keys(k, where),
+                    piece.of_keys(v, where),
+                    piece.of_rows(self.o, where),
+                    piece.of_lse(self.lse, where),
+                    piece.of_rows(self.d_o, where),
+                    None if self.d_lse is None else piece.of_lse(self.d_lse, where),
+                    dq=piece.of_rows(self.dq, where),
+                    dk=piece.of_keys(dk, where),
+                    dv=piece.of_keys(dv, where),
+                    accumulate=True,
+                    merged=merged,
+                    **piece.options,
+                    **options,
+                )

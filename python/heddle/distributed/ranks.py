@@ -1,0 +1,140 @@
+"""How ranks reach each other: exchanges over a group of torch.distributed, with words for what went wrong."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from .plan import Plan
+
+
+class Transfer:
+    """Exchanges on their way. wait() returns when what was to come is there and what was sent may be changed."""
+
+    def __init__(self, ranks: Ranks, works: Sequence[tuple[Any, str]], what: str, held: Any) -> None:
+        self._ranks = ranks
+        self._works = works
+        self._what = what
+        self._held = held  # sent memory, until it has gone
+
+    def wait(self) -> None:
+        for work, whom in self._works:
+            try:
+                if self._ranks.timeout is None:
+                    work.wait()
+                else:
+                    work.wait(self._ranks.timeout)
+            except RuntimeError as error:
+                raise self._ranks.lost(self._what, whom, error) from error
+        self._held = None
+
+
+class Ranks:
+    """The ranks of a group, one of which this process is. Every rank makes the same calls in the same order."""
+
+    def __init__(self, operation: str, plan: Plan, group: dist.ProcessGroup | None, timeout: float | None) -> None:
+        self.operation = operation
+        self._digest = plan.digest
+        self.timeout = None if timeout is None else timedelta(seconds=timeout)
+        if timeout is not None and not timeout > 0:
+            raise ValueError(
+                f"[{operation}] timeout is {timeout}: it must be above 0 seconds, or None for the group's own"
+            )
+        self.group: dist.ProcessGroup | None = None
+        self.rank, self.size = 0, 1
+        if group is not None or (dist.is_available() and dist.is_initialized()):
+            self.group = dist.group.WORLD if group is None else group
+            self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
+            if self.rank < 0:
+                raise ValueError(f"[{operation}] this process is not in the group")
+        elif plan.ranks > 1:
+            raise ValueError(
+                f"[{operation}] the plan is for {plan.ranks} ranks and torch.distributed has no process group: call "
+                "init_process_group, or give a group"
+            )
+        if self.size != plan.ranks:
+            raise ValueError(f"[{operation}] the plan is for {plan.ranks} ranks and the group has {self.size}")
+
+    def start(self, moves: Sequence[tuple[torch.Tensor, int, torch.Tensor, int]], what: str) -> Transfer:
+        """Starts moves (out, to, in, from) of contiguous tensors; what is empty is not sent. Exchanges between two ranks keep their
+        order."""
+        ops, whom = [], []
+        for out, to, into, source in moves:
+            for function, x, peer, word in ((dist.isend, out, to, "to"), (dist.irecv, into, source, "from")):
+                if x.numel() > 0:
+                    ops.append(dist.P2POp(function, x.view(torch.uint8), self._global(peer), self.group))
+                    whom.append(f"{word} rank {peer}")
+        if not ops:
+            return Transfer(self, (), what, None)
+        try:
+            works = dist.batch_isend_irecv(ops)
+        except RuntimeError as error:
+            raise self.lost(what, ", ".join(dict.fromkeys(whom)), error) from error
+        # A backend that joins them gives one work for all.
+        told = whom if len(works) == len(whom) else [", ".join(dict.fromkeys(whom))] * len(works)
+        return Transfer(self, tuple(zip(works, told)), what, moves)
+
+    def all_gather(self, part: torch.Tensor, lengths: Sequence[int], what: str) -> list[torch.Tensor]:
+        """Every rank's part, of one dtype and one dimension, of these lengths."""
+        parts = [part if r == self.rank else part.new_empty(length) for r, length in enumerate(lengths)]
+        self.start([(part, r, parts[r], r) for r in self._others()], what).wait()
+        return parts
+
+    def reduce_scatter(self, parts: Sequence[torch.Tensor], what: str) -> torch.Tensor:
+        """Of what every rank has for this one, rank 0's part + rank 1's + ..., in this order whatever comes first."""
+        own = parts[self.rank]
+        came = [own if r == self.rank else torch.empty_like(own) for r in range(self.size)]
+        self.start([(parts[r], r, came[r], r) for r in self._others()], what).wait()
+        total = came[0].clone()
+        for share in came[1:]:
+            total += share
+        return total
+
+    def all_reduce(self, x: torch.Tensor, what: str) -> torch.Tensor:
+        """Rank 0's x + rank 1's + ..., in this order, the same bits on every rank."""
+        flat = x.contiguous().flatten()
+        total = torch.zeros_like(flat)
+        for share in self.all_gather(flat, [flat.numel()] * self.size, what):
+            total += share
+        return total.view_as(x)
+
+    def agree(self, words: dict[str, int], shown: dict[str, Callable[[int], object]]) -> None:
+        """Compares with all ranks what this group has not compared yet; every rank raises where they differ. shown: what errors make
+        of a number that says nothing itself."""
+        if self.group is None:
+            return
+        known = _agreed.setdefault(self.group, set())
+        own = tuple(words.values())
+        if own in known:
+            return
+        of_rank = self.all_gather(torch.tensor(own, dtype=torch.int64), [len(own)] * self.size, "plans compared")
+        for rank, theirs in enumerate(of_rank):
+            for name, first, here in zip(words, of_rank[0].tolist(), theirs.tolist()):
+                if first != here:
+                    show = shown.get(name, int)
+                    raise ValueError(
+                        f"[{self.operation}] ranks do not agree: {name} is {show(first)} on rank 0 and {show(here)} on rank {rank}"
+                    )
+        known.add(own)
+
+    def lost(self, what: str, whom: str, error: Exception) -> RuntimeError:
+        within = "" if self.timeout is None else f", within {self.timeout.total_seconds():g} s"
+        return RuntimeError(f"[{self.operation}] {what}: rank {self.rank} {whom}{within}, plan {self._digest}: {error}")
+
+    def _others(self) -> list[int]:
+        """Nearest first, so that not all ranks send to the same one at once."""
+        return [(self.rank + distance) % self.size for distance in range(1, self.size)]
+
+    def _global(self, rank: int) -> int:
+        assert self.group is not None
+        return dist.get_global_rank(self.group, rank)
+
+
+#: What the ranks of each group have found to be the same.
+_agreed: weakref.WeakKeyDictionary[dist.ProcessGroup, set[tuple[int, ...]]] = weakref.WeakKeyDictionary()

@@ -1,0 +1,101 @@
+#include "distributed/arguments.h"
+
+#include <bit>
+#include <cmath>
+#include <tuple>
+
+namespace heddle::distributed {
+
+Call checked_call(const char* operation, const Plan& plan, int rank, const TensorView& q, const TensorView& k,
+                  const TensorView& v, const TensorView& o, const TensorView& lse, const Options& options,
+                  const Runtime& runtime) {
+  const Check check(operation);
+  check.tensor(q, "q", q.dtype, Device::cpu, 4);
+  check.require(q.dtype == DType::f32 || q.dtype == DType::f16 || q.dtype == DType::bf16, "q is ", name_of(q.dtype),
+                ": it must be float32, float16 or bfloat16");
+  check.tensor(k, "k", q.dtype, Device::cpu, 4);
+  check.tensor(v, "v", q.dtype, Device::cpu, 4);
+  check.tensor(o, "o", o.dtype, Device::cpu, 4);
+  check.require(o.dtype == DType::f32 || o.dtype == q.dtype, "o is ", name_of(o.dtype),
+                ": it must be float32 or have q's dtype, ", name_of(q.dtype));
+  const std::int64_t rows = plan.rows(rank);
+  for (const auto& [name, x] : {std::pair{"q", &q}, {"k", &k}, {"v", &v}}) {
+    check.require(x->shape[1] == rows, name, " is ", *x, ": rank ", rank, " of the plan has ", rows, " rows");
+  }
+  const bool fits = k.shape[0] == q.shape[0] && v.shape[0] == q.shape[0] && k.shape[3] == q.shape[3] &&
+                    k.shape[2] == v.shape[2] && k.shape[2] > 0 && q.shape[2] % k.shape[2] == 0;
+  check.require(fits, "q is ", q, ", k ", k, " and v ", v,
+                ": they must be [B, rows, H, D], [B, rows, Hkv, D] and [B, rows, Hkv, Dv] with H a multiple of Hkv");
+  for (const auto& [name, size] : {std::pair{"q", q.shape[3]}, {"v", v.shape[3]}}) {
+    check.require(size >= 1 && size <= 256, name, " has head size ", size, ": it must be from 1 to 256");
+  }
+  check.require(o.shape[0] == q.shape[0] && o.shape[1] == rows && o.shape[2] == q.shape[2] && o.shape[3] == v.shape[3],
+                "o is ", o, ": it must be [B, rows, H, Dv] of q ", q, " and v ", v);
+  check.not_overlapping(o, "o");
+  if (lse.given()) {
+    check.tensor(lse, "lse", DType::f32, Device::cpu, 3);
+    check.require(lse.shape[0] == q.shape[0] && lse.shape[1] == q.shape[2] && lse.shape[2] == rows, "lse is ", lse,
+                  ": it must be [B, H, rows] of q, ", q);
+  }
+  for (const auto& [name, x] : {std::pair{"alibi_slopes", &options.alibi_slopes}, {"sink", &options.sink}}) {
+    if (!x->given()) continue;
+    check.tensor(*x, name, DType::f32, Device::cpu, 1);
+    check.require(x->shape[0] == q.shape[2], name, " is ", *x, ": it must be [H], ", q.shape[2]);
+  }
+  check.require(!options.alibi_slopes.given() || plan.problem().order != Order::striped || plan.problem().ranks == 1,
+                "alibi_slopes are given and the plan's order is striped: its rows stand for several positions each, "
+                "which ALiBi is not about");
+  return {q, k, v, o, lse, options, runtime, {q.shape[0], k.shape[2], q.shape[3], v.shape[3], q.dtype}};
+}
+
+void check_backward(const Call& call, const TensorView& d_o, const TensorView& d_lse, const Gradients& gradients) {
+  const auto& [q, k, v, o, lse, options, runtime, keys] = call;
+  const Check check(kBackward);
+  check.require(lse.given(), "lse is missing: a backward needs forward's");
+  check.require(!gradients.dsink.given() || options.sink.given(), "dsink is given and sink is not");
+  for (const auto& [name, gradient, x] :
+       {std::tuple{"dq", &gradients.dq, &q}, {"dk", &gradients.dk, &k}, {"dv", &gradients.dv, &v}}) {
+    if (!gradient->given()) continue;
+    check.tensor(*gradient, name, gradient->dtype, Device::cpu, 4);
+    check.require(gradient->dtype == DType::f32 || gradient->dtype == q.dtype, name, " is ", name_of(gradient->dtype),
+                  ": it must be float32 or have q's dtype, ", name_of(q.dtype));
+    check.require(gradient->shape == x->shape, name, " is ", *gradient, ": it must have its tensor's shape, ", *x);
+    check.not_overlapping(*gradient, name);
+  }
+  check.tensor(d_o, "d_o", o.dtype, Device::cpu, 4);
+  check.require(d_o.shape == o.shape, "d_o is ", d_o, ": it must have o's shape, ", o);
+  if (d_lse.given()) {
+    check.tensor(d_lse, "d_lse", DType::f32, Device::cpu, 3);
+    check.require(d_lse.shape == lse.shape, "d_lse is ", d_lse, ": it must have lse's shape, ", lse);
+  }
+  if (gradients.dsink.given()) {
+    check.tensor(gradients.dsink, "dsink", DType::f32, Device::cpu, 1);
+    check.require(gradients.dsink.shape[0] == q.shape[2] && gradients.dsink.contiguous(), "dsink is ", gradients.dsink,
+                  ": it must be [H], contiguous, ", q.shape[2]);
+  }
+}
+
+std::vector<Agreement::Word> words_of(const Call& call, const Plan& plan, Scheme scheme, const Gradients* gradients) {
+  const auto bits = [](float x) { return std::bit_cast<std::int32_t>(x); };
+  const Options& options = call.options;
+  const float scale = options.scale.value_or(1.0f / std::sqrt(static_cast<float>(call.keys.head_size)));
+  const Gradients none = {}, &g = gradients != nullptr ? *gradients : none;
+  return {{"plan", static_cast<std::int64_t>(plan.digest()), Agreement::Shown::digest},
+          {"scheme", static_cast<std::int64_t>(scheme)},
+          {"batch", call.batch()},
+          {"heads", call.heads()},
+          {"kv_heads", call.keys.heads},
+          {"head_size", call.keys.head_size},
+          {"head_size_v", call.keys.head_size_v},
+          {"dtype", static_cast<std::int64_t>(call.keys.dtype)},
+          {"scale", bits(scale), Agreement::Shown::f32},
+          {"softcap", bits(options.softcap), Agreement::Shown::f32},
+          {"alibi_slopes", options.alibi_slopes.given()},
+          {"sink", options.sink.given()},
+          {"backward", gradients != nullptr},
+          {"dq", g.dq.given()},
+          {"dk and dv", g.dk.given() || g.dv.given()},
+          {"dsink", g.dsink.given()}};
+}
+
+}  // namespace heddle::distributed

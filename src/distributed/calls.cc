@@ -1,0 +1,94 @@
+#include "distributed/calls.h"
+
+#include "distributed/views.h"
+
+namespace heddle::distributed {
+namespace {
+
+TensorView of_row_numbers(const std::vector<std::int32_t>& x) {
+  return {x.data(), DType::i32, {static_cast<std::int64_t>(x.size())}};
+}
+
+// The piece's part of a tensor whose rows are extent `n`; of sequence b alone unless that is -1. Not given: not given.
+TensorView piece_of(const TensorView& x, int n, std::int64_t begin, std::int64_t end, std::int64_t b) {
+  if (!x.given()) return x;
+  const TensorView rows = part(x, n, begin, end);
+  return b < 0 ? rows : entry(rows, b);
+}
+
+}  // namespace
+
+AttentionOptions Calls::base(const Rows& rows, bool sink) const {
+  AttentionOptions options;
+  options.scale = options_.scale;
+  options.softcap = options_.softcap;
+  options.alibi_slopes = options_.alibi_slopes;
+  options.force = options_.force;
+  options.float32_out = rows.o.dtype == DType::f32;
+  if (sink) options.sink = options_.sink;
+  return options;
+}
+
+template <class Use>
+void Calls::for_each_call(const Piece& piece, AttentionOptions options, std::int64_t batch, const Use& use) {
+  options.causal = piece.causal;
+  options.window_left = piece.window_left;
+  options.window_right = piece.window_right;
+  options.q_step = piece.q_step;
+  options.key_step = piece.key_step;
+  if (piece.q_offset.size() == 1) {  // one sequence: all of the batch at once
+    const std::vector<std::int32_t> q_offset(static_cast<std::size_t>(batch), piece.q_offset[0]);
+    const std::vector<std::int32_t> key_offset(static_cast<std::size_t>(batch), piece.key_offset[0]);
+    options.q_offset = of_row_numbers(q_offset);
+    options.key_offset = of_row_numbers(key_offset);
+    use(options, std::int64_t{-1});
+    return;
+  }
+  options.cu_seqlens_q = of_row_numbers(piece.cu_seqlens_q);
+  options.cu_seqlens_k = of_row_numbers(piece.cu_seqlens_k);
+  options.max_seqlen_q = piece.max_seqlen_q;
+  options.max_seqlen_k = piece.max_seqlen_k;
+  options.q_offset = of_row_numbers(piece.q_offset);
+  options.key_offset = of_row_numbers(piece.key_offset);
+  for (std::int64_t b = 0; b < batch; ++b) use(options, b);
+}
+
+void Calls::forward(const Piece& piece, const Rows& rows, const TensorView& k, const TensorView& v, bool sink) {
+  for_each_call(piece, base(rows, sink), rows.q.shape[0], [&](const AttentionOptions& options, std::int64_t b) {
+    const auto of_rows = [&](const TensorView& x, int n) { return piece_of(x, n, piece.q_begin, piece.q_end, b); };
+    const auto of_keys = [&](const TensorView& x) { return piece_of(x, 1, piece.key_begin, piece.key_end, b); };
+    const TensorView q = of_rows(rows.q, 1), key = of_keys(k), value = of_keys(v);
+    attention_forward(q, key, value, of_rows(rows.o, 1), of_rows(rows.lse, 2), options,
+                      runtime(attention_forward_workspace(q, key, value, options, runtime_)));
+  });
+}
+
+void Calls::backward(const Piece& piece, const Rows& rows, const RowGradients& gradients, const TensorView& k,
+                     const TensorView& v, const TensorView& dk, const TensorView& dv, bool merged) {
+  for_each_call(piece, base(rows, !merged), rows.q.shape[0], [&](const AttentionOptions& options, std::int64_t b) {
+    const auto of_rows = [&](const TensorView& x, int n) { return piece_of(x, n, piece.q_begin, piece.q_end, b); };
+    const auto of_keys = [&](const TensorView& x) { return piece_of(x, 1, piece.key_begin, piece.key_end, b); };
+    const TensorView q = of_rows(rows.q, 1), key = of_keys(k), value = of_keys(v);
+    const AttentionGradients out{.dq = of_rows(gradients.dq, 1),
+                                 .dk = of_keys(dk),
+                                 .dv = of_keys(dv),
+                                 .dbias = {},
+                                 .dsink = {},
+                                 .accumulate = true,
+                                 .merged = merged};
+    attention_backward(q, key, value, of_rows(rows.o, 1), of_rows(rows.lse, 2), of_rows(gradients.d_o, 1),
+                       of_rows(gradients.d_lse, 2), out, options,
+                       runtime(attention_backward_workspace(q, key, value, out, options, runtime_)));
+  });
+}
+
+void Calls::sink_gradient(const Rows& rows, const RowGradients& gradients, const TensorView& k, const TensorView& v,
+                          const TensorView& dsink) {
+  const TensorView key = part(k, 1, 0, 0), value = part(v, 1, 0, 0);
+  const AttentionOptions options = base(rows, true);
+  const AttentionGradients out{.dq = {}, .dk = {}, .dv = {}, .dbias = {}, .dsink = dsink, .merged = true};
+  attention_backward(rows.q, key, value, rows.o, rows.lse, gradients.d_o, gradients.d_lse, out, options,
+                     runtime(attention_backward_workspace(rows.q, key, value, out, options, runtime_)));
+}
+
+}  // namespace heddle::distributed

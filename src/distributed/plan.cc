@@ -1,0 +1,356 @@
+// A plan: checked, dealt out, counted.
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <utility>
+
+#include "core/check.h"
+#include "core/names.h"
+#include "distributed/orders.h"
+#include "distributed/pieces.h"
+
+namespace heddle::distributed {
+namespace {
+
+constexpr const char* kOperation = "distributed.plan";
+
+constexpr NamedValue<Order> kOrders[] = {{"contiguous", Order::contiguous},
+                                         {"zigzag", Order::zigzag},
+                                         {"striped", Order::striped},
+                                         {"per_document", Order::per_document},
+                                         {"balanced", Order::balanced}};
+constexpr NamedValue<Scheme> kSchemes[] = {
+    {"auto", Scheme::automatic}, {"gather", Scheme::gather}, {"ring", Scheme::ring}};
+
+constexpr int kMaxRanks = 4096;
+
+void check_documents(const Check& check, const Problem& p) {
+  if (p.cu_seqlens.empty()) return;
+  check.require(p.cu_seqlens.front() == 0 && p.cu_seqlens.back() == p.rows, "cu_seqlens goes from ",
+                p.cu_seqlens.front(), " to ", p.cu_seqlens.back(), ": it must go from 0 to rows, ", p.rows);
+  for (std::size_t n = 1; n < p.cu_seqlens.size(); ++n) {
+    check.require(p.cu_seqlens[n - 1] <= p.cu_seqlens[n], "cu_seqlens[", n, "] is ", p.cu_seqlens[n], " after ",
+                  p.cu_seqlens[n - 1], ": it must never decrease");
+  }
+}
+
+void check_window(const Check& check, const std::string& of, std::int64_t left, std::int64_t right) {
+  check.require(left >= -1 && right >= -1, of, "window is (", left, ", ", right,
+                "): each side must be 0 or more, or -1");
+}
+
+void check_areas(const Check& check, const Problem& p) {
+  check.require(p.cu_seqlens.empty(), "areas and cu_seqlens are given: documents are areas of their own");
+  check.require(p.causal == Causal::none && p.window_left == -1 && p.window_right == -1,
+                "areas are given beside causal or window: each area has its own");
+  check.require(p.order != Order::per_document, "order is per_document and areas are given: it is for documents");
+  for (std::size_t n = 0; n < p.areas.size(); ++n) {
+    const Area& a = p.areas[n];
+    const auto inside = [&](std::int64_t begin, std::int64_t end) {
+      return 0 <= begin && begin <= end && end <= p.rows;
+    };
+    check.require(inside(a.q_begin, a.q_end) && inside(a.key_begin, a.key_end), "areas[", n, "] has rows [", a.q_begin,
+                  ", ", a.q_end, ") and keys [", a.key_begin, ", ", a.key_end, "): they must lie in [0, ", p.rows, ")");
+    check_window(check, text("areas[", n, "].").c_str(), a.window_left, a.window_right);
+    for (std::size_t m = 0; m < n; ++m) {
+      const Area& b = p.areas[m];
+      check.require(a.q_end <= b.q_begin || b.q_end <= a.q_begin || a.key_end <= b.key_begin ||
+                        b.key_end <= a.key_begin || a.q_begin == a.q_end || b.q_begin == b.q_end ||
+                        a.key_begin == a.key_end || b.key_begin == b.key_end,
+                    "areas[", m, "] and areas[", n, "] share pairs: areas of the same rows must have other keys");
+    }
+  }
+}
+
+void check_problem(const Check& check, const Problem& p) {
+  check.require(p.rows >= 0 && p.rows <= std::numeric_limits<std::int32_t>::max(), "rows is ", p.rows,
+                ": it must be from 0 to 2^31 - 1");
+  check.require(p.ranks >= 1 && p.ranks <= kMaxRanks, "ranks is ", p.ranks, ": it must be from 1 to ", kMaxRanks);
+  for (const auto& [name, value] : {std::pair{"batch", p.batch},
+                                    {"heads", p.heads},
+                                    {"kv_heads", p.kv_heads},
+                                    {"head_size", p.head_size},
+                                    {"head_size_v", p.head_size_v}}) {
+    check.require(value >= 1, name, " is ", value, ": it must be at least 1");
+  }
+  check.require(p.heads % p.kv_heads == 0, "heads is ", p.heads, " and kv_heads ", p.kv_heads,
+                ": heads must be a multiple of kv_heads");
+  check.require(p.dtype == DType::f32 || p.dtype == DType::f16 || p.dtype == DType::bf16, "dtype is ", name_of(p.dtype),
+                ": it must be float32, float16 or bfloat16");
+  const Costs& c = p.costs;
+  for (const auto& [name, value] : {std::pair{"forward_flops", c.forward_flops},
+                                    {"backward_flops", c.backward_flops},
+                                    {"memory_bandwidth", c.memory_bandwidth},
+                                    {"link_bandwidth", c.link_bandwidth}}) {
+    check.require(value > 0, name, " is ", value, ": it must be above 0");
+  }
+  check.require(c.link_latency >= 0, "link_latency is ", c.link_latency, ": it must not be negative");
+  check_documents(check, p);
+  check_window(check, "", p.window_left, p.window_right);
+  if (!p.areas.empty()) check_areas(check, p);
+}
+
+std::vector<Area> areas_of(const Problem& p) {
+  if (!p.areas.empty()) return p.areas;
+  std::vector<std::int64_t> ends = p.cu_seqlens;
+  if (ends.empty()) ends = {0, p.rows};
+  std::vector<Area> out;
+  for (std::size_t n = 0; n + 1 < ends.size(); ++n) {
+    // In a square both corners are the same.
+    out.push_back({ends[n], ends[n + 1], ends[n], ends[n + 1],
+                   p.causal == Causal::none ? Causal::none : Causal::top_left, p.window_left, p.window_right});
+  }
+  return out;
+}
+
+// FNV-1a over 64-bit words.
+class Digest {
+ public:
+  template <class... Words>
+  void add(Words... words) {
+    (add_word(static_cast<std::uint64_t>(words)), ...);
+  }
+  std::uint64_t value() const { return value_; }
+
+ private:
+  void add_word(std::uint64_t word) {
+    for (int n = 0; n < 8; ++n) {
+      value_ = (value_ ^ (word & 0xff)) * 0x100000001b3u;
+      word >>= 8;
+    }
+  }
+  std::uint64_t value_ = 0xcbf29ce484222325u;
+};
+
+constexpr double kBytesOfF32 = 4;
+
+}  // namespace
+
+const char* name_of(Order order) { return name_in(kOrders, order); }
+const char* name_of(Scheme scheme) { return name_in(kSchemes, scheme); }
+Order order_named(const std::string& name, const std::string& operation) {
+  return value_named(kOrders, name, operation, "order");
+}
+Scheme scheme_named(const std::string& name, const std::string& operation) {
+  return value_named(kSchemes, name, operation, "scheme");
+}
+
+Plan::Plan(Problem problem) : problem_(std::move(problem)) {
+  check_problem(Check(kOperation), problem_);
+  areas_ = areas_of(problem_);
+  std::vector<Cuts> rows, keys;
+  for (std::vector<Run>& runs : dealt_rows(problem_, areas_)) {
+    Rank rank;
+    for (const Run& run : runs) rank.rows += run.count;
+    rows.emplace_back(runs, areas_, Cuts::Side::rows);
+    keys.emplace_back(runs, areas_, Cuts::Side::keys);
+    for (std::size_t n = 0; n < areas_.size(); ++n) {
+      for (const Run& run : rows.back().of(n)) {
+        rank.pairs += Band(areas_[n]).pairs(row_line(areas_[n], run.begin, run.step, run.count),
+                                            {0, 1, areas_[n].key_end - areas_[n].key_begin});
+      }
+    }
+    rank.runs = std::move(runs);
+    ranks_.push_back(std::move(rank));
+  }
+  const auto needed = [&](std::size_t hops) {
+    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+      if (any_piece(areas_, rows[rank], keys[(rank + ranks_.size() - hops) % ranks_.size()])) return true;
+    }
+    return false;
+  };
+  ring_hops_ = problem_.ranks - 1;
+  while (ring_hops_ > 0 && !needed(static_cast<std::size_t>(ring_hops_))) --ring_hops_;
+
+  Digest digest;
+  digest.add(problem_.rows, problem_.ranks, ring_hops_);
+  for (const Area& a : areas_) {
+    digest.add(a.q_begin, a.q_end, a.key_begin, a.key_end, a.causal, a.window_left, a.window_right);
+  }
+  for (const Rank& rank : ranks_) {
+    for (const Run& run : rank.runs) digest.add(run.begin, run.step, run.count, run.local);
+    digest.add(rank.rows);
+  }
+  digest_ = digest.value();
+}
+
+double Plan::balance() const {
+  double sum = 0, most = 0;
+  for (const Rank& rank : ranks_) sum += rank.pairs, most = std::max(most, rank.pairs);
+  return most > 0 ? sum / static_cast<double>(ranks_.size()) / most : 1;
+}
+
+std::int64_t Plan::keys_needed(int rank) const {
+  std::vector<std::pair<std::int64_t, std::int64_t>> needed;
+  const Cuts rows(runs(rank), areas_, Cuts::Side::rows);
+  for (std::size_t n = 0; n < areas_.size(); ++n) {
+    const Area& area = areas_[n];
+    const auto need = [&](std::int64_t begin, std::int64_t count) {
+      const Line keys = Band(area).keys_met(row_line(area, begin, 1, count), {0, 1, area.key_end - area.key_begin});
+      if (keys.count > 0) needed.emplace_back(area.key_begin + keys.first, area.key_begin + keys.last() + 1);
+    };
+    for (const Run& run : rows.of(n)) {
+      if (run.step == 1) {
+        need(run.begin, run.count);
+        continue;
+      }
+      // Between rows that are apart a narrow window leaves keys out.
+      for (std::int64_t row = 0; row < run.count; ++row) need(run.begin + run.step * row, 1);
+    }
+  }
+  std::ranges::sort(needed);
+  std::vector<Run> own = runs(rank);
+  std::ranges::sort(own, {}, &Run::begin);
+  std::int64_t sum = 0, from = 0;
+  for (const auto& [begin, end] : needed) {
+    from = std::max(from, begin);
+    if (from >= end) continue;
+    sum += end - from;
+    for (const Run& run : inside(own, from, end)) sum -= run.count;
+    from = end;
+  }
+  return sum;
+}
+
+std::vector<std::int64_t> Plan::permutation() const {
+  std::vector<std::int64_t> out;
+  out.reserve(static_cast<std::size_t>(problem_.rows));
+  for (const Rank& rank : ranks_) {
+    for (const Run& run : rank.runs) {
+      for (std::int64_t n = 0; n < run.count; ++n) out.push_back(run.begin + run.step * n);
+    }
+  }
+  return out;
+}
+
+std::vector<std::int64_t> Plan::inverse() const {
+  const std::vector<std::int64_t> rows = permutation();
+  std::vector<std::int64_t> out(rows.size());
+  for (std::size_t n = 0; n < rows.size(); ++n) out[static_cast<std::size_t>(rows[n])] = static_cast<std::int64_t>(n);
+  return out;
+}
+
+std::vector<std::int32_t> Plan::positions(int rank) const {
+  const std::vector<std::int64_t>& ends = problem_.cu_seqlens;
+  std::vector<std::int32_t> out;
+  for (const Run& run : runs(rank)) {
+    for (std::int64_t n = 0; n < run.count; ++n) {
+      const std::int64_t row = run.begin + run.step * n;
+      const std::int64_t begin = ends.empty() ? 0 : *std::prev(std::ranges::upper_bound(ends, row));
+      out.push_back(static_cast<std::int32_t>(row - begin));
+    }
+  }
+  return out;
+}
+
+std::vector<Piece> Plan::gather_pieces(int rank) const {
+  const std::vector<Run> all = {{.count = problem_.rows}};
+  return PieceMaker(areas_, rows(rank))
+      .pieces(Cuts(runs(rank), areas_, Cuts::Side::rows), Cuts(all, areas_, Cuts::Side::keys));
+}
+
+std::vector<std::vector<Piece>> Plan::ring_pieces(int rank) const {
+  const Cuts rows_cut(runs(rank), areas_, Cuts::Side::rows);
+  PieceMaker maker(areas_, rows(rank));
+  std::vector<std::vector<Piece>> steps;
+  for (int step = 0; step <= ring_hops_; ++step) {
+    const int owner = (rank - step + problem_.ranks) % problem_.ranks;
+    steps.push_back(maker.pieces(rows_cut, Cuts(runs(owner), areas_, Cuts::Side::keys)));
+  }
+  return steps;
+}
+
+namespace {
+
+// What a row of keys and values weighs, and seconds of products.
+struct Weights {
+  double keys, gradients, forward, backward, merged_row;
+
+  explicit Weights(const Problem& p) {
+    const auto of = [](std::int64_t x) { return static_cast<double>(x); };
+    const double kv = of(p.batch * p.kv_heads) * of(p.head_size + p.head_size_v);
+    keys = kv * static_cast<double>(size_of(p.dtype));
+    gradients = kv * kBytesOfF32;
+    const double pair = of(p.batch * p.heads) * 2;
+    forward = pair * of(p.head_size + p.head_size_v) / p.costs.forward_flops;
+    backward = pair * of(3 * p.head_size + 2 * p.head_size_v) / p.costs.backward_flops;
+    // Two results are read, one is written.
+    merged_row = of(p.batch * p.heads * p.head_size_v) * 3 * kBytesOfF32 / p.costs.memory_bandwidth;
+  }
+};
+
+}  // namespace
+
+SchemeCost Plan::gather_cost() const {
+  const Weights w(problem_);
+  const auto others = static_cast<double>(problem_.ranks - 1);
+  SchemeCost out;
+  double most_pairs = 0, rows_moved = 0;
+  for (const Rank& rank : ranks_) {
+    const auto own = static_cast<double>(rank.rows), rest = static_cast<double>(problem_.rows - rank.rows);
+    out.forward_bytes = std::max(out.forward_bytes, own * others * w.keys);
+    out.backward_bytes = std::max(out.backward_bytes, own * others * w.keys + rest * w.gradients);
+    most_pairs = std::max(most_pairs, rank.pairs);
+    rows_moved = std::max({rows_moved, own * others, rest});
+  }
+  const auto sending = [&](double bytes) {
+    return others > 0 ? problem_.costs.link_latency + bytes / problem_.costs.link_bandwidth : 0;
+  };
+  out.forward_seconds = sending(rows_moved * w.keys) + most_pairs * w.forward;
+  out.backward_seconds = sending(rows_moved * w.keys) + most_pairs * w.backward + sending(rows_moved * w.gradients);
+  return out;
+}
+
+SchemeCost Plan::ring_cost() const {
+  const Weights w(problem_);
+  const int ranks = problem_.ranks;
+  // Of each step the most that any rank has to do. Gradients of keys go on while the next step is computed.
+  std::vector<double> pairs(static_cast<std::size_t>(ring_hops_) + 1), merged(pairs.size()), sent(pairs.size());
+  SchemeCost out;
+  for (int rank = 0; rank < ranks; ++rank) {
+    double rows_sent = 0;
+    const auto steps = ring_pieces(rank);
+    for (std::size_t t = 0; t < steps.size(); ++t) {
+      double of_step = 0, rows_merged = 0;
+      for (const Piece& piece : steps[t]) {
+        of_step += piece.pairs;
+        if (!piece.first) rows_merged += static_cast<double>(piece.q_end - piece.q_begin);
+      }
+      pairs[t] = std::max(pairs[t], of_step);
+      merged[t] = std::max(merged[t], rows_merged);
+      const auto held = static_cast<double>(rows((rank - static_cast<int>(t) + ranks) % ranks));
+      sent[t] = std::max(sent[t], held);
+      if (t + 1 < steps.size()) rows_sent += held;
+    }
+    out.forward_bytes = std::max(out.forward_bytes, rows_sent * w.keys);
+    // A rank keeps its own share; the others' goes on from the next rank to the last one, and home.
+    double gradients = 0;
+    for (int t = 1; t <= ring_hops_; ++t) gradients += static_cast<double>(rows((rank - t + ranks) % ranks));
+    out.backward_bytes = std::max(out.backward_bytes, rows_sent * w.keys + gradients * w.gradients);
+  }
+  const auto sending = [&](double bytes) {
+    return problem_.costs.link_latency + bytes / problem_.costs.link_bandwidth;
+  };
+  for (std::size_t t = 0; t < pairs.size(); ++t) {
+    const bool last = t + 1 == pairs.size();
+    const double keys = last ? 0 : sending(sent[t] * w.keys);
+    const double gradients = t > 1 ? sending(sent[t - 1] * w.gradients) : 0;
+    out.forward_seconds += std::max(pairs[t] * w.forward + merged[t] * w.merged_row, keys);
+    out.backward_seconds += std::max(pairs[t] * w.backward, keys + gradients);
+    if (last && ring_hops_ > 0) out.backward_seconds += sending(sent[t] * w.gradients);
+  }
+  return out;
+}
+
+SchemeCost Plan::cost(Scheme scheme) const {
+  Check(kOperation).require(scheme != Scheme::automatic, "scheme is auto: it must be gather or ring");
+  return scheme == Scheme::gather ? gather_cost() : ring_cost();
+}
+
+Scheme Plan::chosen() const {
+  const SchemeCost gather = gather_cost(), ring = ring_cost();
+  const bool faster = ring.forward_seconds + ring.backward_seconds < gather.forward_seconds + gather.backward_seconds;
+  return faster ? Scheme::ring : Scheme::gather;
+}
+
+}  // namespace heddle::distributed

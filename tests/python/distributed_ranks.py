@@ -1,0 +1,303 @@
+"""Runs attention over processes, and writes what each case came to: what test_distributed.py asks. Processes are forked from this
+one, which has imported everything and started no thread: none of them waits for imports.
+
+usage: distributed_ranks.py RESULTS.json
+"""
+
+import contextlib
+import io
+import json
+import multiprocessing
+import os
+import re
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+import heddle
+import heddle.distributed as hd
+import torch
+import torch.distributed as dist
+
+SECONDS = 60  # of an exchange; what is lost is found sooner
+
+
+@dataclass
+class Case:
+    """One problem, by both schemes: rows of the whole, [B, S, H, D], and what plan() and attention() are told of it."""
+
+    name: str
+    rows: int
+    plan: dict
+    batch: int = 1
+    heads: tuple = (4, 2)
+    sizes: tuple = (16, 24)
+    dtype: torch.dtype = torch.float32
+    options: dict = field(default_factory=dict)
+    sink: bool = False
+    alibi: bool = False
+    packed: bool = False
+
+
+def cases():
+    documents = [0, 1, 1, 14, 75, 90, 101]
+    return [
+        Case("full", 53, dict(order="contiguous"), batch=2),
+        Case("causal_zigzag", 61, dict(causal="top_left"), batch=2),
+        Case("causal_striped_sink", 61, dict(causal="bottom_right", order="striped"), sink=True),
+        Case("window_sink_softcap", 77, dict(causal="top_left", window=(13, 0), order="contiguous"), sink=True, options=dict(softcap=4.0)),
+        Case("alibi", 50, dict(causal="top_left"), batch=2, alibi=True),
+        Case("bfloat16_one_kv_head", 83, dict(causal="top_left"), heads=(6, 1), dtype=torch.bfloat16, options=dict(scale=0.3)),
+        Case("documents_packed_sink", 101, dict(causal="top_left", cu_seqlens=documents, order="per_document"), sink=True, packed=True),
+        Case("documents_balanced", 101, dict(causal="top_left", cu_seqlens=documents, order="balanced"), packed=True),
+        Case("documents_batch", 101, dict(window=(9, 4), cu_seqlens=documents), batch=2),
+        Case("areas_sink", 60, dict(areas=[(0, 60, 0, 20), (20, 50, 20, 50, "top_left", (8, None))]), sink=True),
+        Case("fewer_rows_than_ranks", 1, dict(causal="top_left"), sink=True),
+    ]  # fmt: skip
+
+
+def attends(case):
+    """[S, S], by the definitions."""
+    row, key = torch.arange(case.rows)[:, None], torch.arange(case.rows)[None, :]
+    given = dict(case.plan)
+    ends = given.get("cu_seqlens", [0, case.rows])
+    areas = given.get("areas") or [
+        (a, b, a, b, given.get("causal", "none"), given.get("window", (-1, -1))) for a, b in zip(ends, ends[1:])
+    ]
+    out = torch.zeros(case.rows, case.rows, dtype=torch.bool)
+    for q_begin, q_end, key_begin, key_end, *more in areas:
+        causal, (left, right) = (*more, "none", (-1, -1))[:2] if len(more) != 1 else (more[0], (-1, -1))
+        off = 0 if causal == "top_left" else (key_end - key_begin) - (q_end - q_begin)
+        distance = (key - key_begin) - (row - q_begin) - off
+        inside = (q_begin <= row) & (row < q_end) & (key_begin <= key) & (key < key_end)
+        if causal != "none":
+            inside &= distance <= 0
+        if left is not None and left >= 0:
+            inside &= distance >= -left
+        if right is not None and right >= 0:
+            inside &= distance <= right
+        out |= inside
+    return out
+
+
+def plain(case, mask, q, k, v, sink, slopes):
+    """out and lse, in the dtype of what it is given."""
+    group = case.heads[0] // case.heads[1]
+    k, v = (x.repeat_interleave(group, 2) for x in (k, v))
+    scores = torch.einsum("bihd,bjhd->bhij", q, k) * case.options.get("scale", case.sizes[0] ** -0.5)
+    if cap := case.options.get("softcap"):
+        scores = cap * torch.tanh(scores / cap)
+    if slopes is not None:
+        at = torch.arange(case.rows)
+        scores = scores - slopes.to(q.dtype)[:, None, None] * (at[:, None] - at).abs()
+    scores = scores.masked_fill(~mask, -torch.inf)
+    if sink is not None:
+        scores = torch.cat((scores, sink[None, :, None, None].expand(*scores.shape[:3], 1)), -1)
+    lse = torch.logsumexp(scores, -1)
+    weights = torch.exp(scores - torch.where(lse.isinf(), 0, lse)[..., None])[..., : case.rows]
+    return torch.einsum("bhij,bjhd->bihd", weights, v), lse
+
+
+def gradients(out, lse, d_o, d_lse, wanted):
+    """Of what has a lse: rows without keys have no gradient through it."""
+    loss = (out * d_o.to(out.dtype)).sum() + torch.where(lse.isinf(), 0, lse * d_lse.to(lse.dtype)).sum()
+    return torch.autograd.grad(loss, [x for x in wanted if x is not None])
+
+
+def check_case(case, rank, ranks):
+    torch.manual_seed(3)
+    (heads, kv_heads), (size, size_v) = case.heads, case.sizes
+    shape = (case.batch, case.rows)
+    q, k, v = (torch.randn(*shape, h, d) for h, d in ((heads, size), (kv_heads, size), (kv_heads, size_v)))
+    q, k, v = (x.to(case.dtype).requires_grad_() for x in (q, k, v))
+    d_o, d_lse = torch.randn(*shape, heads, size_v).to(case.dtype), torch.randn(case.batch, heads, case.rows)
+    sink = torch.randn(heads, requires_grad=True) if case.sink else None
+    slopes = torch.rand(heads) if case.alibi else None
+    mask = attends(case)
+
+    exact_of = [None if x is None else x.detach().double().requires_grad_() for x in (q, k, v, sink)]
+    exact = plain(case, mask, *exact_of, slopes)
+    exact += gradients(*exact, d_o, d_lse, exact_of)
+    one = heddle.attention(
+        q, k, v, mask=mask[None, None], sink=sink, alibi_slopes=slopes, return_lse=True, **case.options
+    )
+    one += gradients(*one, d_o, d_lse, (q, k, v, sink))
+
+    plan = hd.plan(
+        case.rows, ranks, heads=heads, kv_heads=kv_heads, head_size=size, head_size_v=size_v, batch=case.batch,
+        dtype=case.dtype, **case.plan,
+    )  # fmt: skip
+    own = plan.rows_of_rank(rank)
+    for scheme in ("gather", "ring"):
+        runs = []
+        for _ in range(2):
+            mine = [hd.shard(x.detach(), plan, rank).requires_grad_() for x in (q, k, v)]
+            of_sink = None if sink is None else sink.detach().clone().requires_grad_()
+            d_out, d_own_lse = hd.shard(d_o, plan, rank), d_lse[:, :, own]
+            given = mine
+            if case.packed:
+                given = [x[0] for x in mine]
+            out, lse = hd.attention(
+                *given, plan=plan, scheme=scheme, sink=of_sink, alibi_slopes=slopes, return_lse=True, timeout=SECONDS, **case.options
+            )  # fmt: skip
+            if case.packed:
+                out, lse = out[None], lse[None]
+            runs.append((out, lse, *gradients(out, lse, d_out, d_own_lse, (*mine, of_sink))))
+        assert all(torch.equal(a, b) for a, b in zip(*runs)), f"{scheme}: two runs differ"
+        for n, (name, found) in enumerate(zip(("out", "lse", "dq", "dk", "dv", "dsink"), runs[0])):
+            assert found.dtype == one[n].dtype, name
+            pick = {1: lambda x: x[:, :, own], 5: lambda x: x}.get(n, lambda x: x[:, own])
+            right, single = pick(exact[n]), pick(one[n]).double()
+            assert torch.equal(found.isinf(), right.isinf()), name
+            largest = exact[n][~exact[n].isinf()].abs().max().item() if exact[n].numel() else 0
+            error = (found.double() - right)[~right.isinf()].abs().max().item() if right.numel() else 0
+            of_one = (one[n].double() - exact[n])[~exact[n].isinf()].abs().max().item()
+            assert not error > 4 * of_one + 1e-6 * largest, f"{scheme} {name}: off by {error}, one process by {of_one}"
+            assert single.shape == found.shape, name
+    if case.rows > 1:
+        back = hd.unshard(hd.shard(q.detach(), plan, rank), plan, timeout=SECONDS)
+        assert torch.equal(back, q), "unshard"
+
+
+def check_disagreement(rank, ranks):
+    """Every rank is told, and the group is of use after it."""
+    q = torch.randn(1, 10, 2, 8)
+    told = []
+    for change in ({"causal": "top_left" if rank == 1 else "none"}, {}):
+        plan = hd.plan(10 * ranks, ranks, heads=2, head_size=8, order="contiguous", **change)
+        try:
+            hd.attention(q, q, q, plan=plan, softcap=0.0 if change else float(rank), timeout=SECONDS)
+        except ValueError as error:
+            told.append(str(error))
+    assert told[0].startswith("[distributed.attention] ranks do not agree: plan is ") and "on rank 1" in told[0], told
+    assert told[1].startswith("[distributed.attention] ranks do not agree: softcap is 0.0 on rank 0 and "), told
+    plan = hd.plan(10 * ranks, ranks, heads=2, head_size=8, order="contiguous")
+    assert hd.attention(q, q, q, plan=plan, timeout=SECONDS).shape == q.shape
+
+
+def check_subgroup(rank, ranks):
+    """Ranks are those of the group, not of the world."""
+    group = dist.new_group([0, ranks - 1])
+    if rank not in (0, ranks - 1):
+        return
+    torch.manual_seed(4)
+    q = torch.randn(1, 12, 2, 8)
+    plan = hd.plan(12, 2, heads=2, head_size=8, causal="top_left")
+    mine = hd.shard(q, plan, 0 if rank == 0 else 1)
+    out = hd.unshard(
+        hd.attention(mine, mine, mine, plan=plan, group=group, scheme="ring", timeout=SECONDS), plan, group=group
+    )
+    assert torch.allclose(out, heddle.attention(q, q, q, causal="top_left"), atol=1e-6)
+
+
+def check_lost(scheme, slow, rank, ranks):
+    """The last rank is gone, or slow, before the second call; the others are told within their time, and of what."""
+    q = torch.randn(1, 10, 2, 8)
+    plan = hd.plan(10 * ranks, ranks, heads=2, head_size=8, order="contiguous")
+    hd.attention(q, q, q, plan=plan, scheme=scheme, timeout=SECONDS)
+    dist.barrier()
+    if rank == ranks - 1:
+        if slow:
+            time.sleep(SECONDS)
+        os._exit(0)
+    begin = time.monotonic()
+    try:
+        hd.attention(q, q, q, plan=plan, scheme=scheme, timeout=1 if slow else 20)
+    except RuntimeError as error:
+        text = str(error)
+    else:
+        raise AssertionError("nothing was said")
+    taken = time.monotonic() - begin
+    assert taken < 15, taken
+    what = "keys gathered" if scheme == "gather" else "keys passed on, step "
+    assert text.startswith(f"[distributed.attention] {what}"), text
+    assert f"rank {rank} " in text and f", plan {plan.digest}: " in text, text
+    # Whoever exchanges with it names it; in a ring a rank may be held up by another one that waits.
+    assert f"rank {ranks - 1}, within" in text or scheme == "ring", text
+
+
+def check_page(rank, ranks):
+    """The example of docs/distributed.md, as torchrun starts it, prints what it says."""
+    page = Path(__file__).parents[2] / "docs" / "distributed.md"
+    if not page.exists():  # the tests without the sources
+        return
+    block = re.search(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)[1]
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(block, "docs/distributed.md", "exec"), {})
+    wanted = re.findall(r"^ *print\(.*\)  # (.*)$", block, re.MULTILINE) if rank == 0 else []
+    assert printed.getvalue().splitlines() == wanted and (wanted or rank), printed.getvalue()
+
+
+def worlds():
+    """name -> (ranks, what each rank runs: {name: (function, its arguments in front of rank and ranks)})"""
+    of_cases = {case.name: (check_case, (case,)) for case in cases()}
+    out = {
+        "2": (2, of_cases),
+        "3": (3, of_cases | {"disagreement": (check_disagreement, ()), "subgroup": (check_subgroup, ())}),
+    }
+    out["page"] = (2, {"page": (check_page, ())})
+    for scheme in ("gather", "ring"):
+        for slow in (False, True):
+            name = f"{'slow' if slow else 'dead'}_{scheme}"
+            out[name] = (3, {name: (check_lost, (scheme, slow))})
+    return out
+
+
+def run_rank(rank, ranks, checks, folder, port):
+    said = {}
+    if "page" in checks:
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    else:
+        wait = timedelta(seconds=SECONDS)
+        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks, timeout=wait)
+    for name, (function, arguments) in checks.items():
+        try:
+            function(*arguments, rank, ranks)
+            said[name] = "ok"
+        except BaseException:
+            said[name] = traceback.format_exc()
+        Path(folder, f"{rank}.json").write_text(json.dumps(said))
+        if said[name] != "ok":
+            break  # the others may be waiting for what will not come
+    os._exit(0)  # a group that has lost a rank cannot be taken down
+
+
+def main(out):
+    os.environ["HEDDLE_NUM_THREADS"] = "1"
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    context = multiprocessing.get_context("fork")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with tempfile.TemporaryDirectory() as folder:
+        started = {}
+        for name, (ranks, checks) in worlds().items():
+            place = Path(folder, name)
+            place.mkdir()
+            started[name] = [
+                context.Process(target=run_rank, args=(rank, ranks, checks, place, port)) for rank in range(ranks)
+            ]
+            for process in started[name]:
+                process.start()
+        found = {}
+        for name, processes in started.items():
+            # A rank that is slow on purpose is not waited for.
+            for process in processes[:-1] if name.startswith("slow") else processes:
+                process.join(200)
+            for process in processes:
+                process.kill()
+                process.join()
+            said = [Path(folder, name, f"{rank}.json") for rank in range(len(processes))]
+            found[name] = [json.loads(x.read_text()) if x.exists() else {} for x in said]
+    Path(out).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
