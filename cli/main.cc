@@ -92,6 +92,7 @@ int main(int argc, char** argv) {
   heddle::cli::add_explain(app);
   heddle::cli::add_memory(app);
   heddle::cli::add_quantize(app);
+  heddle::cli::add_draw(app);
   heddle::cli::add_completion(app);
   try {
     check_subcommand(app, argc, argv);

@@ -15,6 +15,7 @@ void add_tune(CLI::App& app);
 void add_explain(CLI::App& app);
 void add_memory(CLI::App& app);
 void add_quantize(CLI::App& app);
+void add_draw(CLI::App& app);
 void add_completion(CLI::App& app);
 
 }  // namespace heddle::cli

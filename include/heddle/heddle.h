@@ -13,6 +13,7 @@
 #include "heddle/lowbit.h"
 #include "heddle/nsa.h"
 #include "heddle/partial.h"
+#include "heddle/patterns.h"
 #include "heddle/runtime.h"
 #include "heddle/safetensors.h"
 #include "heddle/sparse.h"

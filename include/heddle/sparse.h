@@ -7,6 +7,9 @@
 // Meaning: row i of query head h attends key j if causality and window let it, and its list holds j / block_size.
 // A list is a set: entries come in any order, and one that is there twice counts once. Entries that name no block of
 // the sequence (negative, as -1 where a list ends early, or too large), or none that the row may meet, say nothing.
+// Where there are masks an entry may have one, and row i then attends only those keys of the block whose bits it sets:
+// causality, window and mask must all let a pair. Of entries that name the same block the first one counts, with its
+// mask.
 // Everything else is as attention.h has it, over the keys that are left: a row without any gives o = 0 and
 // lse = -inf (with a sink, lse = sink: it is in the denominator of every row).
 // Yuan et al. (native sparse attention), arXiv 2502.11089; Lu et al. (MoBA), arXiv 2502.13189.
@@ -33,12 +36,18 @@ namespace heddle {
 // List n of a head unit is entries offsets[.., n] to offsets[.., n + 1] - 1 of `blocks`, which is contiguous, as far as
 // there are such entries: offsets are taken to lie from 0 to their number, and a list that ends before it begins is
 // empty.
+// Masks of single pairs are a pool that entries share:
+//   masks     [M, query_rows, W]    W = ceil(block_size / 32) words, contiguous. Bit j % 32 of word j / 32 of row r is
+//             key j of the block, for the list's r-th row; bits from block_size on are not read
+//   mask_ids  of blocks' shape      the mask of each entry: -1 for none, so that the whole block counts. A number that
+//             is no mask's lets nothing through
 struct BlockLists {
   TensorView blocks;
   TensorView counts;             // entries of a list that count, the first ones; not given: all n
   TensorView offsets;            // int32; not beside counts
   std::int64_t block_size = 64;  // keys: 16, 32, 64 or 128
   std::int64_t query_rows = 1;   // neighbouring rows that share a list, from a sequence's first on; at least 1
+  TensorView masks, mask_ids;    // int32; both or neither
 };
 
 // As attention_forward and its kin. Not with a draft_mask, a key_step above 1, a method, or a precision other than f32.

@@ -210,6 +210,8 @@ def explain_sparse_attention(
     blocks: object | None,
     counts: object | None,
     offsets: object | None,
+    masks: object | None,
+    mask_ids: object | None,
     block_size: object,
     query_rows: object,
     options: tuple[Any, ...],
@@ -311,6 +313,18 @@ def nsa_step(
 def num_threads() -> int: ...
 def option_names() -> tuple[str, ...]: ...
 def packed_part_names() -> tuple[str, ...]: ...
+def pattern_by_head(expression: str) -> bool: ...
+def pattern_lists(
+    expressions: Sequence[str],
+    heads: int,
+    sequences: Sequence[tuple[int, int]],
+    causal: bool,
+    block_size: int,
+    query_rows: int,
+    packed: bool,
+) -> tuple[Any, Any, Any, Any, tuple[int, int, int, int, int]]: ...
+def pattern_mask(expressions: Sequence[str], heads: int, rows: int, keys: int, causal: bool) -> Any: ...
+def pattern_text(expression: str) -> str: ...
 def pool_keys(
     x: object,
     out: object,
@@ -370,6 +384,8 @@ def sparse_attention_backward(
     blocks: object | None,
     counts: object | None,
     offsets: object | None,
+    masks: object | None,
+    mask_ids: object | None,
     block_size: object,
     query_rows: object,
     o: object,
@@ -391,6 +407,8 @@ def sparse_attention_forward(
     blocks: object | None,
     counts: object | None,
     offsets: object | None,
+    masks: object | None,
+    mask_ids: object | None,
     block_size: object,
     query_rows: object,
     o: object,

@@ -173,6 +173,8 @@ def explain_sparse_attention(
     counts: AnyArray | tuple[int, ...] | None = None,
     *,
     offsets: AnyArray | tuple[int, ...] | None = None,
+    masks: AnyArray | tuple[int, ...] | None = None,
+    mask_ids: AnyArray | tuple[int, ...] | None = None,
     block_size: int = 64,
     query_rows: int = 1,
     backward: bool = False,
@@ -185,7 +187,7 @@ def explain_sparse_attention(
 
     Args:
       q, k, v: arrays as for ``sparse_attention``, or only their shapes as tuples, of dtype `dtype`; see ``explain``.
-      blocks, counts, offsets: the same, int32.
+      blocks, counts, offsets, masks, mask_ids: the same, int32.
       block_size, query_rows, options: as ``sparse_attention`` takes them.
       backward: explain the gradient's kernels instead of the forward's.
       dtype: of q, k and v given as shapes; see ``explain``.
@@ -195,13 +197,14 @@ def explain_sparse_attention(
       ValueError: a bad argument, as ``sparse_attention`` would refuse it; a gpu that is not known, listing those that are.
     """
     items = _asked(q, dict(options))
-    if any(map(is_torch, (q, k, v, blocks, counts, offsets, *items))):
+    if any(map(is_torch, (q, k, v, blocks, counts, offsets, masks, mask_ids, *items))):
         torch_host()
     name = gpu_name(gpu)
     views: list[Any] = [shape_only(x, dtype) if isinstance(x, tuple) else x for x in (q, k, v)]
-    views += (stand_in(x, _INT32) if isinstance(x, tuple) else x for x in (blocks, counts, offsets))
-    q, k, v, blocks, counts, offsets = views
-    lists = (blocks, counts, offsets, block_size, query_rows)
+    arrays = (blocks, counts, offsets, masks, mask_ids)
+    views += (stand_in(x, _INT32) if isinstance(x, tuple) else x for x in arrays)
+    q, k, v, blocks, counts, offsets, masks, mask_ids = views
+    lists = (blocks, counts, offsets, masks, mask_ids, block_size, query_rows)
     return explanation(_heddle.explain_sparse_attention(q, k, v, *lists, items, backward, name))
 
 

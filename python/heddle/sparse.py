@@ -32,6 +32,8 @@ def sparse_attention(
     counts: AnyArray | None = None,
     *,
     offsets: AnyArray | None = None,
+    masks: AnyArray | None = None,
+    mask_ids: AnyArray | None = None,
     block_size: int = 64,
     query_rows: int = 1,
     return_lse: Literal[False] = False,
@@ -46,6 +48,8 @@ def sparse_attention(
     counts: AnyArray | None = None,
     *,
     offsets: AnyArray | None = None,
+    masks: AnyArray | None = None,
+    mask_ids: AnyArray | None = None,
     block_size: int = 64,
     query_rows: int = 1,
     return_lse: Literal[True],
@@ -60,6 +64,8 @@ def sparse_attention(
     counts: AnyArray | None = None,
     *,
     offsets: AnyArray | None = None,
+    masks: AnyArray | None = None,
+    mask_ids: AnyArray | None = None,
     block_size: int = 64,
     query_rows: int = 1,
     return_lse: bool,
@@ -73,6 +79,8 @@ def sparse_attention(
     counts: AnyArray | None = None,
     *,
     offsets: AnyArray | None = None,
+    masks: AnyArray | None = None,
+    mask_ids: AnyArray | None = None,
     block_size: int = 64,
     query_rows: int = 1,
     return_lse: bool = False,
@@ -87,7 +95,8 @@ def sparse_attention(
     j // block_size: exactly ``attention`` under the mask that says the same, at the cost of the pairs that are listed.
 
     A list is a set: entries come in any order, and one that is there twice counts once. Entries that name no block of the
-    sequence (negative, as -1 where a list ends early, or too large), or none that the row may meet, say nothing.
+    sequence (negative, as -1 where a list ends early, or too large), or none that the row may meet, say nothing. With masks an
+    entry may have one, of the pairs of its block that are met; of entries that name the same block the first one counts.
 
     B sequences, H query heads, Hkv key/value heads, Sq and Sk lengths, as for ``attention``; float32, float16 or bfloat16.
     Torch tensors go through a torch operator with gradients of q, k, v and sink, also through the returned lse; no
@@ -103,13 +112,18 @@ def sparse_attention(
       counts: int32 [B, N, L], with cu_seqlens_q [N, L]: how many entries of each list count, the first ones; all if None.
       offsets: int32 [B, L, N + 1], with cu_seqlens_q [L, N + 1]: the lists are one behind the other (CSR), blocks is [entries],
         and list n of a head unit is blocks[offsets[..., n]:offsets[..., n + 1]]. For lists of many lengths; not beside counts.
+      masks: int32 [M, query_rows, ceil(block_size / 32)], contiguous: a pool of masks for blocks of which not every pair is met.
+        Bit j % 32 of word j // 32 of row r says whether the r-th row of a list meets key j of the block, if causality and window
+        let it, too; bits from block_size on are not read. What makes them of boolean tiles: ``heddle.patterns.pack_masks``.
+      mask_ids: int32, of blocks' shape: the number of each entry's mask, -1 for none (the whole block). A number that is no
+        mask's lets nothing through.
       block_size: keys of a block: 16, 32, 64 or 128.
       query_rows: how many neighbouring rows share a list, counted from a sequence's first on; at least 1.
       return_lse: also return the log-sum-exp of each row's scores.
       out, lse_out: where to write the results, as for ``attention``.
       options: those of ``attention``, except draft_mask, key_step, precision and method. bias, mask, dropout_p and float8_e4m3fn are
         served by ``force="reference"`` alone; so are gradients with alibi_slopes or softcap. Gradients are refused with
-        page_table, cache_batch_idx or cache_leftpad.
+        page_table, cache_batch_idx or cache_leftpad. GPUs serve no masks yet.
 
     Returns:
       out [B, Sq, H, Dv] (packed: [total_q, H, Dv]), of q's dtype (or out_dtype) and kind of array; with return_lse a pair with
@@ -128,5 +142,5 @@ def sparse_attention(
     items = options_tuple(q, options)
     host = torch_host() if is_torch(q) else arrays
     return host.sparse_attention(
-        q, k, v, (blocks, counts, offsets, block_size, query_rows), items, return_lse, out, lse_out
+        q, k, v, (blocks, counts, offsets, masks, mask_ids, block_size, query_rows), items, return_lse, out, lse_out
     )

@@ -115,6 +115,7 @@ void bind_kv_cache(nb::module_& module);
 void bind_partial(nb::module_& module);
 void bind_distributed(nb::module_& module);
 void bind_sparse(nb::module_& module);
+void bind_patterns(nb::module_& module);
 void bind_nsa(nb::module_& module);
 void bind_int4_cache(nb::module_& module);
 void bind_transformer(nb::module_& module);

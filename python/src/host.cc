@@ -88,6 +88,8 @@ constexpr DTypeLine kDTypes[] = {
     {"lse_out", kFloat32},
     {"lses", kFloat32},
     {"mask", kMask},
+    {"mask_ids", kInt32},
+    {"masks", kInt32},
     {"offsets", kInt32},
     {"page_table", kInt32},
     {"q_offset", kInt32},

@@ -15,6 +15,13 @@ PAGES: dict[str, tuple[str, list[tuple[str, str, list[str]]]]] = {
         "Attention",
         [("", "heddle", ["attention", "sdpa", "merge_attention", "attention_backward", "sparse_attention", "Causal"])],
     ),
+    "patterns": (
+        "heddle.patterns: patterns of sparse attention",
+        [
+            ("Attention", "heddle.patterns", ["attention", "Pattern", "parse", "Kept", "pack_masks"]),
+            ("Patterns", "heddle.patterns", ["local", "strided", "dilated", "sink", "columns", "rows", "diagonals", "random", "a_shape", "vertical_slash", "global_tokens", "by_head"]),
+        ],
+    ),
     "caches": (
         "Caches of keys and values",
         [("", "heddle", ["attention_with_kv_cache", "append_kv_cache", "apply_rotary", "Int4Cache"])],

@@ -77,9 +77,9 @@ class BackwardTile {
   // dK and dV are added to these sums, and take(group, dQ^T) gets what the block adds to dQ / scale, [d][kGroup].
   void pack_block(const Head& head, KeyRange keys) { pack(head, keys); }
   template <class Take>
-  void add_block(const Head& head, std::int64_t begin, std::span<const std::int32_t> listed, KeyRange keys, float* dk,
-                 float* dv, const Take& take) {
-    rows_.load(head, begin, listed, keys);
+  void add_block(const Head& head, std::int64_t begin, std::span<const std::int32_t> listed, const MaskedRows& masked,
+                 KeyRange keys, float* dk, float* dv, const Take& take) {
+    rows_.load(head, begin, listed, masked, keys);
     std::memset(dq_, 0, static_cast<std::size_t>(rows_.groups() * kGroup * w_.dp) * 4);
     const BackwardTask sums{.dk = dk, .dv = dv, .tiles = {}};
     Prefetcher none(p_, head.b, head.s, head.kv_head, {}, 1);

@@ -30,6 +30,14 @@ struct BackwardWidths {
   const std::int64_t dp, dvp, dl, dvl;
 };
 
+// Masks of rows that share a block of keys, of each group as GroupRows has them.
+struct MaskedRows {
+  const std::uint32_t* masks = nullptr;  // null: no row has one
+  std::int64_t stride = 0;               // of groups
+
+  const std::uint32_t* of(std::int64_t group) const { return masks == nullptr ? nullptr : masks + group * stride; }
+};
+
 template <Unit U>
 class BackwardRows {
   using Word = typename U::Word;
@@ -58,13 +66,14 @@ class BackwardRows {
     }
   }
   // Rows begin + listed[0], begin + listed[1], ..., of which each meets some of `keys`.
-  void load(const Head& head, std::int64_t begin, std::span<const std::int32_t> listed, KeyRange keys) {
+  void load(const Head& head, std::int64_t begin, std::span<const std::int32_t> listed, const MaskedRows& masked,
+            KeyRange keys) {
     const auto count = static_cast<std::int64_t>(listed.size());
     groups_ = ceil_div(count, kGroup);
     for (std::int64_t group = 0; group < groups_; ++group) {
       const std::int64_t at = group * kGroup;
       PrepareRows(p_, head.b, head.s, head.kv_head, begin, std::min<std::int64_t>(kGroup, count - at), rows_[group],
-                  listed.data() + at, keys);
+                  listed.data() + at, keys, masked.of(group));
       gather(head, group);
     }
   }

@@ -30,6 +30,14 @@ struct GroupRows {
   KeyRange unmasked;                       // those that every row meets
   std::int32_t low[kGroup], high[kGroup];  // row's keys: low <= j < high
   float slope[kGroup], position[kGroup];   // ALiBi: slope >= 0 or not, i + off
+  // Listed rows under masks, [words][kGroup]: bit j % 32 of word j / 32 is key keys.begin + j. Null: they meet them
+  // all.
+  const std::uint32_t* masks = nullptr;
+
+  bool masked(std::int64_t lane, std::int64_t key) const {
+    const std::int64_t j = key - keys.begin;
+    return masks != nullptr && (masks[j / 32 * kGroup + lane] >> (j % 32) & 1u) == 0;
+  }
 };
 
 inline Row row_of(const AttentionProblem& p, std::int64_t kv_head, const GroupRows& g, std::int64_t lane) {
@@ -105,14 +113,16 @@ inline void ScatterRows(const AttentionProblem& p, const Operand& x, std::int64_
 }
 
 // Fills `g` for rows [begin, begin + count); lanes beyond count copy the widest range, so that they never force a mask.
-// listed: then rows begin + listed[0] and so on, which meet `keys` at most, as a tile that is to be masked.
+// listed: then rows begin + listed[0] and so on, which meet `keys` at most, as a tile that is to be masked, of them
+// those that `masks` says.
 inline void PrepareRows(const AttentionProblem& p, std::int64_t b, const Sequence& s, std::int64_t kv_head,
                         std::int64_t begin, std::int64_t count, GroupRows& g, const std::int32_t* listed = nullptr,
-                        KeyRange keys = {}) {
+                        KeyRange keys = {}, const std::uint32_t* masks = nullptr) {
   const Band band = p.band(s);
   g.begin = begin;
   g.count = count;
   g.listed = listed;
+  g.masks = masks;
   g.vectors = static_cast<int>(ceil_div(count, kLanes));
   if (listed == nullptr) {
     const Interval<std::int64_t> positions = positions_of(p, {begin, begin + count});

@@ -66,6 +66,24 @@ inline void LoadBiasAndMask(const Head& head, const GroupRows& g, std::int64_t b
   }
 }
 
+// Of a tile of logits as FinishScores() has it, removes what the masks of listed rows do; of vector n. Returns the
+// maxima of `top` and what is left.
+inline VF RemoveMasked(const GroupRows& g, int n, std::int64_t begin, std::int64_t count, float* HWY_RESTRICT tile,
+                       std::int64_t ld, VF top) {
+  const DF d;
+  const hn::RebindToUnsigned<DF> du;
+  for (std::int64_t j = 0; j < count; ++j) {
+    const std::int64_t key = begin + j - g.keys.begin;
+    const auto word = hn::LoadU(du, g.masks + key / 32 * kGroup + n * kLanes);
+    const auto kept = hn::RebindMask(d, hn::TestBit(word, hn::Set(du, 1u << (key % 32))));
+    float* at = tile + j * ld + n * kLanes;
+    const VF x = hn::IfThenElse(kept, hn::LoadU(d, at), hn::Set(d, -kInfinity));
+    hn::StoreU(x, d, at);
+    top = hn::Max(top, x);
+  }
+  return top;
+}
+
 // tile: raw products of keys [begin, begin + count) -> logits as they are kept, -inf where a pair is removed. max[n]:
 // running maxima. extra: count * kGroup f32 if p.has_planes(). ld: distance of the tile's rows.
 inline void FinishScores(const Head& head, const GroupRows& g, std::int64_t begin, std::int64_t count,
@@ -101,7 +119,7 @@ inline void FinishScores(const Head& head, const GroupRows& g, std::int64_t begi
       hn::StoreU(x, d, at);
       top = hn::Max(top, x);
     }
-    max[n] = top;
+    max[n] = g.masks == nullptr ? top : RemoveMasked(g, n, begin, count, tile, ld, max[n]);
   }
 }
 
@@ -134,7 +152,7 @@ inline void AttendedKeys(const Head& head, const GroupRows& g, std::int64_t begi
   for (std::int64_t j = begin; j < begin + count; ++j) {
     bool any = false;
     for (std::int64_t lane = 0; lane < g.count && !any; ++lane) {
-      if (j < g.low[lane] || j >= g.high[lane]) continue;
+      if (j < g.low[lane] || j >= g.high[lane] || g.masked(lane, j)) continue;
       const Row row = row_of(p, head.kv_head, g, lane);
       const std::int64_t column = head.s.key_offset + j;
       if (p.mask && p.mask.as<const std::uint8_t>()[p.mask.offset(head.b, row.h, row.i, column)] == 0) continue;

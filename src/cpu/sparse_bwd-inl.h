@@ -34,6 +34,7 @@ class SparseBackwardTile {
         listed_(p, p.lists, positions, scratch_) {
     line_ = scratch_.take<float>(4 * width_);
     dq_ = scratch_.take<float>(positions * p.G * width_);
+    masks_ = scratch_.take<std::uint32_t>(listed_.mask_words(kSpanRows, kGroup));
   }
   std::size_t bytes() const { return tile_.bytes() + scratch_.used(); }
 
@@ -49,7 +50,11 @@ class SparseBackwardTile {
       const KeyRange keys{c * block_, std::min((c + 1) * block_, s.sk)};
       tile_.pack_block(head, keys);
       for (std::size_t n = 0; n < all.size(); n += kSpanRows) {
-        tile_.add_block(head, begin, all.subspan(n, std::min<std::size_t>(kSpanRows, all.size() - n)), keys, dk, dv,
+        const std::span<const std::int32_t> listed = all.subspan(n, std::min<std::size_t>(kSpanRows, all.size() - n));
+        const bool masked = listed_.load_masks(c, static_cast<std::int64_t>(n),
+                                               static_cast<std::int64_t>(listed.size()), begin, kGroup, masks_);
+        const MaskedRows of{masked ? masks_ : nullptr, p_.lists.mask_words() * kGroup};
+        tile_.add_block(head, begin, listed, of, keys, dk, dv,
                         [&](const GroupRows& g, const float* dq) { add(g, dq); });
       }
     }
@@ -90,6 +95,7 @@ class SparseBackwardTile {
   Scratch scratch_;
   ListedRows listed_;
   float *line_ = nullptr, *dq_ = nullptr;
+  std::uint32_t* masks_ = nullptr;  // of the rows that meet a block together
 };
 
 template <class F>

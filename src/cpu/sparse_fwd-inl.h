@@ -48,6 +48,7 @@ class SparseForwardTile {
     max_ = scratch_.take<float>(rows);
     sum_ = scratch_.take<float>(rows);
     rows_ = scratch_.take<GroupRows>(1);
+    masks_ = scratch_.take<std::uint32_t>(listed_.mask_words(kGroup, kGroup));
   }
   std::size_t bytes() const { return scratch_.used(); }
 
@@ -64,7 +65,10 @@ class SparseForwardTile {
       if (all.empty()) continue;
       pack(head, {c * block_, std::min((c + 1) * block_, s.sk)});
       for (std::size_t n = 0; n < all.size(); n += kGroup) {
-        attend(head, task, all.subspan(n, std::min<std::size_t>(kGroup, all.size() - n)));
+        const std::span<const std::int32_t> rows = all.subspan(n, std::min<std::size_t>(kGroup, all.size() - n));
+        const bool masked = listed_.load_masks(c, static_cast<std::int64_t>(n), static_cast<std::int64_t>(rows.size()),
+                                               task.row_begin * p_.G, kGroup, masks_);
+        attend(head, task, rows, masked ? masks_ : nullptr);
       }
     }
     finish(head, task);
@@ -82,10 +86,11 @@ class SparseForwardTile {
                                   packed_, v_, line_);
   }
 
-  void attend(const Head& head, const SparseTask& task, std::span<const std::int32_t> rows) {
+  void attend(const Head& head, const SparseTask& task, std::span<const std::int32_t> rows,
+              const std::uint32_t* masks) {
     GroupRows& g = *rows_;
     PrepareRows(p_, head.b, head.s, head.kv_head, task.row_begin * p_.G, static_cast<std::int64_t>(rows.size()), g,
-                rows.data(), keys_);
+                rows.data(), keys_, masks);
     GatherRowsTransposed<U>(p_, p_.q, p_.D, dp_, head.b, head.s, head.kv_head, g,
                             static_cast<std::int64_t>(g.vectors) * kLanes, q_, kGroup, line_);
     switch (rows_->vectors) {
@@ -174,6 +179,7 @@ class SparseForwardTile {
   GroupRows* rows_ = nullptr;
   float *line_ = nullptr, *scores_ = nullptr, *new_o_ = nullptr, *o_ = nullptr, *max_ = nullptr, *sum_ = nullptr;
   Word *q_ = nullptr, *k_ = nullptr, *v_ = nullptr, *weights_ = nullptr;
+  std::uint32_t* masks_ = nullptr;  // of the group
 };
 
 template <class F>

@@ -17,23 +17,52 @@ struct KeyLists {
   std::int64_t units = 1, entries = 0;  // L, and n, or all entries beside offsets
   std::int64_t typical = 0;             // entries of a list: n, or the mean
   std::int64_t block_size = 64, query_rows = 1;
+  bool masked = false;  // the rest is there then
+  const std::int32_t *masks = nullptr, *mask_ids = nullptr;
+  std::int64_t mask_count = 0;                                           // M
+  std::int64_t mask_stride_b = 0, mask_stride_n = 0, mask_stride_l = 0;  // of lists in `mask_ids`, elements
 
   // The list of row i of sequence b for head unit l; its entries may be anything.
   constexpr std::span<const std::int32_t> list(const AttentionProblem& p, std::int64_t b, const Sequence& s,
                                                std::int64_t i, std::int64_t l) const {
+    return part(blocks, stride_b, stride_n, stride_l, p, b, s, i, l);
+  }
+  // The masks of its entries, which may be any numbers.
+  constexpr std::span<const std::int32_t> ids(const AttentionProblem& p, std::int64_t b, const Sequence& s,
+                                              std::int64_t i, std::int64_t l) const {
+    return part(mask_ids, mask_stride_b, mask_stride_n, mask_stride_l, p, b, s, i, l);
+  }
+
+  constexpr std::int64_t mask_words() const { return (block_size + 31) / 32; }
+  // The words of mask `id` for row i of a sequence; null if there is no such mask.
+  constexpr const std::int32_t* mask_row(std::int32_t id, std::int64_t i) const {
+    return id < 0 || id >= mask_count ? nullptr : masks + (id * query_rows + i % query_rows) * mask_words();
+  }
+  // Whether an entry with mask `id` lets row i attend key j, both of the sequence.
+  constexpr bool lets(std::int32_t id, std::int64_t i, std::int64_t j) const {
+    if (id == -1) return true;
+    const std::int32_t* row = mask_row(id, i);
+    const std::int64_t bit = j % block_size;
+    return row != nullptr && (static_cast<std::uint32_t>(row[bit / 32]) >> (bit % 32) & 1u) != 0;
+  }
+
+ private:
+  constexpr std::span<const std::int32_t> part(const std::int32_t* of, std::int64_t of_b, std::int64_t of_n,
+                                               std::int64_t of_l, const AttentionProblem& p, std::int64_t b,
+                                               const Sequence& s, std::int64_t i, std::int64_t l) const {
     std::int64_t n = i / query_rows;
     if (p.cu_seqlens_q.given) n += query_rows == 1 ? s.q_begin : s.q_begin / query_rows + b;
     const std::int64_t batch = p.cu_seqlens_q.given ? 0 : b;
     if (offsets != nullptr) {
       const std::int32_t* at = offsets + batch * count_stride_b + n * count_stride_n + l * count_stride_l;
       const std::int64_t begin = clamped(at[0], 0, entries), end = clamped(at[count_stride_n], begin, entries);
-      return {blocks + begin, static_cast<std::size_t>(end - begin)};
+      return {of + begin, static_cast<std::size_t>(end - begin)};
     }
     std::int64_t count = entries;
     if (counts != nullptr) {
       count = clamped(counts[batch * count_stride_b + n * count_stride_n + l * count_stride_l], 0, entries);
     }
-    return {blocks + batch * stride_b + n * stride_n + l * stride_l, static_cast<std::size_t>(count)};
+    return {of + batch * of_b + n * of_n + l * of_l, static_cast<std::size_t>(count)};
   }
 };
 

@@ -1,5 +1,6 @@
 #include "reference/attention.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -72,15 +73,16 @@ struct Probabilities {
   double lse = -kInfinity;
 };
 
-// Of a call over lists of key blocks, whether the list of row i holds the block of key j; of any other, true.
+// Of a call over lists of key blocks, whether the list of row i holds the block of key j, under a mask that lets the
+// pair; of any other, true.
 bool listed(const AttentionProblem& p, const KeyLists* lists, int64_t b, int64_t h, const Sequence& s, int64_t i,
             int64_t j) {
   if (lists == nullptr) return true;
   const int64_t heads = p.H / lists->units;  // of each list
-  for (const std::int32_t block : lists->list(p, b, s, i, h / heads)) {
-    if (block == j / lists->block_size) return true;
-  }
-  return false;
+  const auto blocks = lists->list(p, b, s, i, h / heads);
+  const auto first = std::find(blocks.begin(), blocks.end(), j / lists->block_size);
+  if (first == blocks.end()) return false;
+  return !lists->masked || lists->lets(lists->ids(p, b, s, i, h / heads)[first - blocks.begin()], i, j);
 }
 
 bool removed(const AttentionProblem& p, int64_t b, int64_t h, const Sequence& s, int64_t i, int64_t j) {

@@ -17,7 +17,7 @@ pytestmark = needs_command
 # ---------------------------------------------------------------------------------------------------------------- help
 
 
-VERBS = ["doctor", "info", "run", "bench", "check", "tune", "explain", "memory", "quantize", "completion"]
+VERBS = ["doctor", "info", "run", "bench", "check", "tune", "explain", "memory", "quantize", "draw", "completion"]
 BELOW = {
     "bench": "linear",
     "explain": "sparse pool select step merge linear rotary append append-int4 attention-int4 quantize dequantize unpack",

@@ -224,6 +224,22 @@ class Call : DrawnTensors {
     attention_backward(q_, k_, v_, o, lse, d_o, d_lse, gradients, options_, with);
   }
 
+  // Masks for lists, whose numbers may be anything.
+  void masks(BlockLists& out) {
+    const std::int64_t count = bytes_.below(4), words = (out.block_size + 31) / 32 + (bytes_.rarely(32) ? 1 : 0);
+    std::vector<std::int32_t> bits(static_cast<std::size_t>(std::max<std::int64_t>(count * out.query_rows * words, 0)));
+    for (std::int32_t& word : bits) word = static_cast<std::int32_t>(bytes_.next() * 0x01010101u);
+    std::vector<std::int32_t> ids(static_cast<std::size_t>(out.blocks.elements()));
+    for (std::int32_t& id : ids) {
+      id = static_cast<std::int32_t>(bytes_.below(6)) - 1;
+      if (bytes_.rarely(16)) id *= 0x40000000;
+    }
+    Shape shape(out.blocks.shape.begin(), out.blocks.shape.begin() + out.blocks.rank);
+    if (bytes_.rarely(32)) shape[0] += 1, ids.resize(2 * ids.size() + 64);
+    out.mask_ids = indices(ids, shape);
+    if (!bytes_.rarely(32)) out.masks = indices(bits, {count, out.query_rows, std::max<std::int64_t>(words, 0)});
+  }
+
   // Lists for the rows of q.
   BlockLists block_lists() {
     BlockLists out;
@@ -256,6 +272,7 @@ class Call : DrawnTensors {
       shape.push_back(entries);
       out.blocks = indices(list_entries(at, Sk_), shape);
     }
+    if (bytes_.rarely(4)) masks(out);
     if (bytes_.rarely(32)) out.query_rows = bytes_.below(9) - 2;
     return out;
   }

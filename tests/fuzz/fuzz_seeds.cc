@@ -1,4 +1,5 @@
-// Writes the seed corpora: fuzz_seeds <folder> fills <folder>/safetensors, checkpoint, json, arguments and lowbit.
+// Writes the seed corpora: fuzz_seeds <folder> fills <folder>/safetensors, checkpoint, json, arguments, lowbit and
+// patterns.
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -36,6 +37,13 @@ int main(int argc, char** argv) {
   std::filesystem::create_directories(root / "json");
   std::filesystem::create_directories(root / "arguments");
   std::filesystem::create_directories(root / "lowbit");
+  std::filesystem::create_directories(root / "patterns");
+
+  for (const std::string pattern :
+       {"local(12, 0) | strided(7) | sink(4)", "(columns(0, 33) | diagonals(-2, 17)) & dilated(3, 9)",
+        "rows(5) | random(2, size=20, seed=3)", "local(2)|sink(1)&(strided(3)|(local(70)))"}) {
+    write(root / "patterns" / std::to_string(pattern.size()), "\x50\x1b\x10" + pattern);
+  }
 
   write(root / "safetensors/empty", safetensors("{}", 0));
   write(root / "safetensors/one", safetensors(R"({"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}})", 24));

@@ -53,6 +53,8 @@ struct SparseGradientCall {
         options(there.inputs().options),
         blocks_(on_host.blocks),
         counts_(on_host.counts),
+        masks_(on_host.masks),
+        mask_ids_(on_host.mask_ids),
         host_(std::move(to)),
         dq_(host_.dq),
         dk_(host_.dk),
@@ -60,6 +62,8 @@ struct SparseGradientCall {
         dsink_(host_.dsink) {
     lists.blocks = blocks_.view();
     lists.counts = counts_.view();
+    lists.masks = masks_.view();
+    lists.mask_ids = mask_ids_.view();
     options.mask = {};
     gradients = {dq_.view(), dk_.view(), dv_.view(), {}, dsink_.view()};
   }
@@ -90,7 +94,7 @@ struct SparseGradientCall {
   }
 
  private:
-  const DeviceTensor blocks_, counts_;
+  const DeviceTensor blocks_, counts_, masks_, mask_ids_;
   const Gradients host_;  // poison
   DeviceTensor dq_, dk_, dv_, dsink_;
 };
@@ -114,13 +118,16 @@ class GpuSparse : public ::testing::TestWithParam<SparseCase> {};
 TEST_P(GpuSparse, IsAttentionUnderTheMaskThatSaysTheSame) {
   SparseRunner host(GetParam());
   const CaseRunner there(GetParam().call, 1, Device::cuda);
-  const DeviceTensor blocks(host.lists.blocks), counts(host.lists.counts);
+  const DeviceTensor blocks(host.lists.blocks), counts(host.lists.counts), masks(host.lists.masks),
+      mask_ids(host.lists.mask_ids);
   ForwardOutputs out{host.data.new_o(), host.data.new_lse()};
   DeviceTensor o(out.o), lse(out.lse);
   SparseCall call{there.inputs().q, there.inputs().k, there.inputs().v,      o.view(),
                   lse.view(),       host.lists.views, there.inputs().options};
   call.lists.blocks = blocks.view();
   call.lists.counts = counts.view();
+  call.lists.masks = masks.view();
+  call.lists.mask_ids = mask_ids.view();
   call.options.mask = {};
   std::string refusals;
   int served = 0;
@@ -165,7 +172,7 @@ TEST_P(GpuSparse, IsAttentionUnderTheMaskThatSaysTheSame) {
   const DType dtype = GetParam().call.dtype;
   const bool expected = (dtype == DType::bf16 || dtype == DType::f16) &&
                         GetParam().call.page_size % GetParam().lists.block_size == 0 &&
-                        !GetParam().call.cache_batch_idx;
+                        !GetParam().call.cache_batch_idx && !host.lists.masks.given();
   EXPECT_EQ(served > 0, expected) << refusals;
   EXPECT_TRUE(by_tiles || !of_tiles(GetParam()) || !hopper) << refusals;
 }
@@ -229,8 +236,8 @@ TEST_P(GpuSparse, HasTheGradientsOfAttentionUnderTheMask) {
     call.gradients = all;
   }
   const DType dtype = GetParam().call.dtype;
-  EXPECT_EQ(served > 0,
-            (dtype == DType::bf16 || dtype == DType::f16) && GetParam().has_gradients() && !GetParam().call.float32_out)
+  EXPECT_EQ(served > 0, (dtype == DType::bf16 || dtype == DType::f16) && GetParam().has_gradients() &&
+                            !GetParam().call.float32_out && !host.lists.masks.given())
       << refusals;
   EXPECT_TRUE(by_tiles || !of_tiles(GetParam()) || GetParam().lists.query_rows < 64 || !hopper) << refusals;
 }

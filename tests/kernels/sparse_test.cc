@@ -81,7 +81,7 @@ TEST_P(Sparse, BitsDoNotDependOnThreadsOrOnTheOrderOfAList) {
                          second = run(data, lists.views, "cpu", five.get());
     EXPECT_TRUE(first.o.same_bits(second.o));
     EXPECT_TRUE(first.lse.same_bits(second.lse));
-    if (lists.counts.given()) return;  // then the first entries are others
+    if (lists.counts.given() || lists.masks.given()) return;  // then the first entries are others
     const ForwardOutputs third = run(data, other, "cpu", one.get());
     EXPECT_TRUE(first.o.same_bits(third.o));
     EXPECT_TRUE(first.lse.same_bits(third.lse));
@@ -90,7 +90,7 @@ TEST_P(Sparse, BitsDoNotDependOnThreadsOrOnTheOrderOfAList) {
 
 // The same lists one behind the other.
 struct Csr {
-  HostTensor blocks, offsets;
+  HostTensor blocks, offsets, mask_ids;
   BlockLists views;
 
   explicit Csr(const CaseLists& lists) {
@@ -101,7 +101,7 @@ struct Csr {
     std::vector<std::int64_t> extents{units, count + 1};
     if (n == 1) extents.insert(extents.begin(), batches);
     offsets = HostTensor::input(DType::i32, extents);
-    std::vector<double> all;
+    std::vector<double> all, ids;
     std::int64_t at = 0;
     for (std::int64_t b = 0; b < batches; ++b) {
       for (std::int64_t l = 0; l < units; ++l) {
@@ -111,6 +111,7 @@ struct Csr {
           const double length = lists.counts.given() ? lists.counts.get(list) : static_cast<double>(entries);
           for (std::int64_t e = 0; e < entries && static_cast<double>(e) < length; ++e) {
             all.push_back(lists.blocks.get(list * entries + e));
+            if (lists.masks.given()) ids.push_back(lists.mask_ids.get(list * entries + e));
           }
         }
         offsets.set(at++, static_cast<double>(all.size()));
@@ -118,11 +119,13 @@ struct Csr {
     }
     blocks = HostTensor::input(DType::i32, {static_cast<std::int64_t>(all.size())});
     for (std::size_t k = 0; k < all.size(); ++k) blocks.set(static_cast<std::int64_t>(k), all[k]);
-    views = {.blocks = blocks.view(),
-             .counts = {},
-             .offsets = offsets.view(),
-             .block_size = lists.views.block_size,
-             .query_rows = lists.views.query_rows};
+    if (lists.masks.given()) mask_ids = HostTensor::input(DType::i32, {static_cast<std::int64_t>(ids.size())});
+    for (std::size_t k = 0; k < ids.size(); ++k) mask_ids.set(static_cast<std::int64_t>(k), ids[k]);
+    views = lists.views;
+    views.blocks = blocks.view();
+    views.counts = {};
+    views.offsets = offsets.view();
+    views.mask_ids = mask_ids.view();
   }
 };
 
@@ -264,6 +267,61 @@ TEST(SparseValues, WhatNobodyListsIsNotReadIntoARow) {
   on_each_target([&] {
     const ForwardOutputs out = run(data, lists.views, "cpu");
     for (const double value : out.o.values()) ASSERT_TRUE(std::isfinite(value));
+  });
+}
+
+// Nor those of listed blocks that a mask keeps from every row, forward and backward.
+TEST(SparseValues, WhatAMaskRemovesIsNotReadIntoARow) {
+  CaseData data(sparse_call(DType::f32, 1, 2, 1, 40, 128, 32));
+  CaseLists lists(data, {.block_size = 64, .query_rows = 8, .entries = 2, .masks = 1});
+  for (std::int64_t k = 0; k < lists.blocks.elements(); ++k) lists.blocks.set(k, k % 2), lists.mask_ids.set(k, 0);
+  for (std::int64_t k = 0; k < lists.masks.elements(); ++k) lists.masks.set(k, 0x0000ffff);
+  for (std::int64_t j = 0; j < 128; ++j) {
+    if (j % 32 < 16) continue;
+    for (std::int64_t d = 0; d < 32; ++d) {
+      data.k.set(j * 32 + d, std::numeric_limits<double>::quiet_NaN());
+      data.v.set(j * 32 + d, std::numeric_limits<double>::infinity());
+    }
+  }
+  on_each_target([&] {
+    const ForwardOutputs out = run(data, lists.views, "cpu");
+    const Gradients gradients = run_backward(data, lists.views, out);
+    for (const HostTensor* x : {&out.o, &gradients.dq, &gradients.dk, &gradients.dv}) {
+      for (const double value : x->values()) ASSERT_TRUE(std::isfinite(value));
+    }
+  });
+}
+
+// Rows of tiles without masks have the bits of lists without any.
+TEST(SparseMasks, OfAllPairsChangeNoBit) {
+  CaseData data(sparse_call(DType::bf16, 2, 4, 2, 90, 200, 32, [](auto& c) { c.causal = Causal::bottom_right; }));
+  CaseLists lists(data, {.block_size = 32, .query_rows = 4, .units = 2, .entries = 4, .masks = 2});
+  for (std::int64_t k = 0; k < lists.mask_ids.elements(); ++k) lists.mask_ids.set(k, k % 3 == 0 ? 1 : -1);
+  BlockLists whole = lists.views;
+  whole.masks = whole.mask_ids = {};
+  on_each_target([&] {
+    const ForwardOutputs out = run(data, lists.views, "cpu"), expected = run(data, whole, "cpu");
+    EXPECT_TRUE(out.o.same_bits(expected.o) && out.lse.same_bits(expected.lse));
+    const Gradients found = run_backward(data, lists.views, out), other = run_backward(data, whole, out);
+    EXPECT_TRUE(found.dq.same_bits(other.dq) && found.dk.same_bits(other.dk) && found.dv.same_bits(other.dv));
+  });
+}
+
+// Not one: no entry with a mask lets anything through, and what it points at is not read.
+TEST(SparseMasks, MayBeNone) {
+  CaseData data(sparse_call(DType::f32, 1, 2, 1, 40, 128, 32));
+  CaseLists lists(data, {.block_size = 64, .query_rows = 8, .entries = 2, .masks = 1});
+  for (std::int64_t k = 0; k < lists.blocks.elements(); ++k) lists.blocks.set(k, k % 2);
+  for (std::int64_t k = 0; k < lists.mask_ids.elements(); ++k) lists.mask_ids.set(k, k % 2 == 0 ? -1 : k);
+  CaseLists first = lists;
+  for (std::int64_t k = 1; k < first.blocks.elements(); k += 2) first.blocks.set(k, -1);
+  first.views.blocks = first.blocks.view();
+  first.views.masks = first.views.mask_ids = {};
+  BlockLists none = lists.views;
+  none.masks = TensorView(nullptr, DType::i32, {0, 8, 2});
+  on_each_target([&] {
+    const ForwardOutputs out = run(data, none, "cpu"), expected = run(data, first.views, "cpu");
+    EXPECT_TRUE(out.o.same_bits(expected.o) && out.lse.same_bits(expected.lse));
   });
 }
 

@@ -33,11 +33,28 @@ CaseLists::CaseLists(const CaseData& data, const ListShape& shape, std::uint64_t
   for (std::int64_t k = 0; shape.counts && k < counts.elements(); ++k) {
     counts.set(k, static_cast<double>(random() % static_cast<std::uint64_t>(shape.entries + 4)) - 2);
   }
+  const std::int64_t words = ceil_div(shape.block_size, 32);
+  if (shape.masks > 0) {
+    masks = HostTensor::input(DType::i32, {shape.masks, shape.query_rows, words});
+    mask_ids = HostTensor::input(DType::i32, extents);
+  }
+  for (std::int64_t k = 0; k < masks.elements(); ++k) {
+    const std::int64_t mask = k / (shape.query_rows * words);
+    const auto drawn = static_cast<std::int32_t>(random());
+    masks.set(k, mask == 0 ? 0 : mask == 1 ? -1 : drawn);
+  }
+  constexpr std::int32_t kNone[] = {-2, -2147483647 - 1, 2147483647};
+  for (std::int64_t k = 0; shape.masks > 0 && k < mask_ids.elements(); ++k) {
+    const auto id = static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(shape.masks + 3)) - 1;
+    mask_ids.set(k, id > shape.masks ? kNone[k % 3] : static_cast<double>(id));
+  }
   views = {.blocks = blocks.view(),
            .counts = counts.view(),
            .offsets = {},
            .block_size = shape.block_size,
-           .query_rows = shape.query_rows};
+           .query_rows = shape.query_rows,
+           .masks = masks.view(),
+           .mask_ids = mask_ids.view()};
 }
 
 bool CaseLists::holds(const CaseData& data, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const {
@@ -56,7 +73,13 @@ bool CaseLists::holds(const CaseData& data, std::int64_t b, std::int64_t h, std:
   const std::int64_t at = list * units + unit;
   const double count = counts.given() ? counts.get(at) : static_cast<double>(entries);
   for (std::int64_t n = 0; n < entries && static_cast<double>(n) < count; ++n) {
-    if (blocks.get(at * entries + n) == static_cast<double>(j / views.block_size)) return true;
+    if (blocks.get(at * entries + n) != static_cast<double>(j / views.block_size)) continue;
+    const double id = masks.given() ? mask_ids.get(at * entries + n) : -1;
+    if (id < 0 || id >= static_cast<double>(masks.view().shape[0])) return id == -1;
+    const std::int64_t word =
+        (static_cast<std::int64_t>(id) * views.query_rows + i % views.query_rows) * ceil_div(views.block_size, 32) +
+        j % views.block_size / 32;
+    return (static_cast<std::int64_t>(masks.get(word)) >> (j % views.block_size % 32) & 1) != 0;
   }
   return false;
 }

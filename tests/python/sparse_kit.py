@@ -3,6 +3,7 @@
 import heddle
 import torch
 from heddle._options import pack
+from heddle.patterns import pack_masks
 from kit import plain
 
 OPS = torch.ops.heddle
@@ -22,11 +23,27 @@ CASES = {
     "anchors": ({"units": HKV}, {"causal": "top_left", "q_step": 2, "q_offset": 3}),
     "packed": ({"packed": True, "units": HKV, "counts": True}, {"causal": "bottom_right"}),
     "packed rows share lists": ({"packed": True, "query_rows": 8}, {"sink": True}),
+    "masks": ({"masks": 3, "units": HKV, "query_rows": 16, "entries": 4}, {"causal": "bottom_right", "sink": True}),
+    "masks of packed rows": ({"packed": True, "masks": 5, "block_size": 16, "query_rows": 1}, {}),
 }
 
 
 def ints(*values):
     return torch.tensor(values, dtype=torch.int32)
+
+
+def csr(blocks, counts):
+    """blocks [entries], or their masks, and offsets of the same lists, one behind the other."""
+    batched = blocks.dim() == 4
+    blocks = blocks.transpose(-3, -2)  # head units before lists
+    there = torch.arange(blocks.shape[-1]) < (
+        torch.full(blocks.shape[:-1], blocks.shape[-1]) if counts is None else counts.transpose(-2, -1)
+    ).unsqueeze(-1)
+    ends = there.sum(-1).flatten().cumsum(0)
+    lead = (blocks.shape[0], blocks.shape[1]) if batched else (blocks.shape[0],)
+    ends = ends.view(*lead, -1)
+    starts = torch.cat([torch.zeros(1, dtype=ends.dtype), ends[..., -1].flatten()[:-1]]).view(*lead, 1)
+    return blocks[there], torch.cat([starts, ends], -1).int()
 
 
 class Call:
@@ -55,6 +72,14 @@ class Call:
             self.normal(*e, h, d).to(dtype).requires_grad_(requires_grad)
             for e, h, d in ((extents[0], H, D), (extents[1], HKV, D), (extents[1], HKV, DV))
         )
+        self.masks = self.mask_ids = None
+        if shape.get("masks"):
+            # Of the numbers one is no mask's.
+            self.mask_ids = torch.randint(
+                -1, shape["masks"] + 1, self.blocks.shape, generator=self.make, dtype=torch.int32
+            )
+            self.tiles = torch.rand(shape["masks"], self.rows_of_list, self.block_size, generator=self.make) > 0.4
+            self.masks = pack_masks(self.tiles)
         self.options = dict(options)
         self.sink = None
         if self.options.pop("sink", False):
@@ -69,7 +94,8 @@ class Call:
 
     @property
     def lists(self):
-        return {"block_size": self.block_size, "query_rows": self.rows_of_list}
+        masks = {} if self.masks is None else {"masks": self.masks, "mask_ids": self.mask_ids}
+        return {"block_size": self.block_size, "query_rows": self.rows_of_list, **masks}
 
     def __call__(self, **more):
         packed = {}
@@ -81,14 +107,34 @@ class Call:
         options = {**self.lists, **self.options, **packed, "sink": self.sink, **more}
         return heddle.sparse_attention(self.q, self.k, self.v, self.blocks, self.counts, **options)
 
-    def keep(self, lists, counts, rows, keys):
+    def keep(self, lists, ids, counts, rows, keys):
         """bool [H, rows, keys], of a sequence's lists [N, L, n]."""
         entries = torch.arange(lists.shape[-1])
         listed = torch.where(entries < counts[..., None], lists, -1) if counts is not None else lists
         blocks = torch.arange(-(-keys // self.block_size))
-        held = (listed[..., None] == blocks).any(-2)  # [N, L, blocks]
-        held = held.repeat_interleave(self.rows_of_list, 0)[:rows].repeat_interleave(self.block_size, 2)[..., :keys]
-        return held.repeat_interleave(H // held.shape[1], 1).transpose(0, 1)
+        named = listed[..., None] == blocks  # [N, L, n, blocks]
+        first = named & (named.cumsum(-2) == 1)
+        # [N, L, n, rows of a list, keys of a block]
+        if self.masks is None:
+            tiles = torch.ones(1, self.rows_of_list, self.block_size, dtype=torch.bool).expand(*ids.shape, -1, -1)
+        else:
+            every = torch.cat((self.tiles, torch.zeros_like(self.tiles[:1]), torch.ones_like(self.tiles[:1])))
+            tiles = every[ids.long()]  # of -1 the last
+        held = torch.einsum("nlec,nlerj->nlrcj", first.float(), tiles.float()) > 0
+        held = held.permute(1, 0, 2, 3, 4).reshape(lists.shape[1], len(lists) * self.rows_of_list, -1)
+        return held[:, :rows, :keys].repeat_interleave(H // lists.shape[1], 0)
+
+    def lie_one_behind_the_other(self):
+        """Makes the lists so, and returns their offsets."""
+        if self.mask_ids is not None:
+            self.mask_ids, _ = csr(self.mask_ids, self.counts)
+        self.blocks, offsets = csr(self.blocks, self.counts)
+        self.counts = None
+        return offsets
+
+    @property
+    def ids(self):
+        return torch.full_like(self.blocks, -1) if self.mask_ids is None else self.mask_ids
 
     def sequences(self):
         """(q, k, v, mask [1, H, Sq, Sk]) of each, for attention()."""
@@ -98,13 +144,14 @@ class Call:
                 first = sum(ROWS[:b]) // self.rows_of_list + (b if self.rows_of_list > 1 else 0)
                 many = -(-ROWS[b] // self.rows_of_list)
                 lists = self.blocks[first : first + many]
+                ids = self.ids[first : first + many]
                 counts = None if self.counts is None else self.counts[first : first + many]
                 q = self.q[sum(ROWS[:b]) : sum(ROWS[: b + 1])][None]
                 k, v = (x[sum(KEYS[:b]) : sum(KEYS[: b + 1])][None] for x in (self.k, self.v))
             else:
-                lists, counts = self.blocks[b], None if self.counts is None else self.counts[b]
+                lists, ids, counts = self.blocks[b], self.ids[b], None if self.counts is None else self.counts[b]
                 q, k, v = self.q[b : b + 1], self.k[b : b + 1], self.v[b : b + 1]
-            yield q, k, v, self.keep(lists, counts, q.shape[1], k.shape[1])[None]
+            yield q, k, v, self.keep(lists, ids, counts, q.shape[1], k.shape[1])[None]
 
     def masked(self, attend):
         """(out, lse) of attend(q, k, v, mask=..., ...), laid out as the call's."""
@@ -142,5 +189,16 @@ def sample(call, **options):
     if call.packed:
         options |= {"cu_seqlens_q": ints(0, ROWS[0], sum(ROWS)), "cu_seqlens_k": ints(0, KEYS[0], sum(KEYS))}
         options |= {"max_seqlen_q": max(ROWS), "max_seqlen_k": max(KEYS)}
-    operands = call.q, call.k, call.v, call.blocks, call.counts, None, call.block_size, call.rows_of_list
+    operands = (
+        call.q,
+        call.k,
+        call.v,
+        call.blocks,
+        call.counts,
+        None,
+        call.masks,
+        call.mask_ids,
+        call.block_size,
+        call.rows_of_list,
+    )
     return operands, pack(sink=call.sink, **call.options, **options)

@@ -1,4 +1,4 @@
-"""FlexAttention's BlockMasks as lists of key blocks: the call gives what flex_attention gives, or there are no lists."""
+"""FlexAttention's BlockMasks as lists of key blocks: the call gives what flex_attention gives."""
 
 import heddle
 import heddle.hosts.torch
@@ -50,8 +50,22 @@ def sparse_documents(b, h, q, k):
     return causal_documents(b, h, q, k) & ((j < 32) | (i // 32 == j // 32))
 
 
+def cut_documents(b, h, q, k):
+    """Documents that the blocks of the whole cut."""
+    return causal_documents(b, h, q, k) & (q // 64 == k // 64)
+
+
 def prefix(b, h, q, k):
     return (q >= k) | (k < 40)
+
+
+def scattered(b, h, q, k):
+    """No two blocks the same, some rows without a key."""
+    return ((q * 7 + k * 13 + h * 5 + b) % 11 < 3) & (q % 50 != 49)
+
+
+def soft_prefix_window(b, h, q, k):
+    return (k < 40) | ((q >= k) & (q - k < 25))
 
 
 def _operands(rows=S, keys=S, dtype=torch.float32):
@@ -90,6 +104,13 @@ CASES = {
     "window": (local, dict(causal="top_left", window=(70, -1)), (32, 32), {}),
     "for each head and sequence": (by_heads, dict(causal="top_left"), (32, 32), {}),
     "everything": (everything, {}, (64, 128), {}),
+    "causal, by masks": (causal, {}, (64, 64), {}),
+    "window, by masks": (local, dict(causal="top_left"), (32, 32), {}),
+    "prefix, by masks": (prefix, {}, (64, 64), {}),
+    "documents, by masks": (causal_documents, dict(causal="top_left"), (64, 64), {}),
+    "prefix and window, finer": (soft_prefix_window, {}, (128, 128), dict(block_size=32, query_rows=24)),
+    "scattered": (scattered, {}, (64, 64), {}),
+    "scattered, a list for each row": (scattered, {}, (64, 64), dict(query_rows=1, block_size=16)),
     "a list for each row": (causal, dict(causal="top_left"), (64, 64), dict(query_rows=1, block_size=16)),
 }
 
@@ -98,7 +119,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_gives_what_flex_attention_gives(case):
     mod, applied, sizes, finer = CASES[case]
-    own = (B, H) if mod is by_heads else (None, None)
+    own = (B, H) if mod in (by_heads, scattered) else (None, None)
     block_mask = flex.create_block_mask(mod, *own, S, S, device="cpu", BLOCK_SIZE=sizes)
     operands = _operands()
     lists = lists_of_block_mask(block_mask, batch=B, **applied, **finer)
@@ -133,6 +154,8 @@ def test_bottom_right(rows):
         (causal_documents, dict(causal="top_left"), {}),
         (sparse_documents, dict(causal="top_left"), dict(query_rows=32, block_size=32)),
         (sparse_documents, dict(causal="top_left"), dict(query_rows=1, block_size=16)),
+        (causal_documents, {}, {}),
+        (cut_documents, dict(causal="top_left"), dict(query_rows=40)),
     ],
 )
 def test_documents(mod, applied, finer):
@@ -140,6 +163,18 @@ def test_documents(mod, applied, finer):
     operands = [x[:1] for x in _operands()]
     lists = lists_of_block_mask(block_mask, cu_seqlens=bounds(LENGTHS), **applied, **finer)
     _check(heddle.sparse_attention(*(x[0] for x in operands), **lists), operands, block_mask)
+
+
+def test_masks_are_there_once_and_where_they_are_needed():
+    block_mask = flex.create_block_mask(causal, B, None, 512, 512, device="cpu", BLOCK_SIZE=64)
+    assert "masks" not in lists_of_block_mask(block_mask, causal="top_left")
+    lists = lists_of_block_mask(block_mask)
+    assert lists["masks"].shape == (1, 64, 2) and lists["mask_ids"].shape == lists["blocks"].shape == (B, 8, 1, 8)
+    on_diagonal = lists["blocks"] == torch.arange(8)[:, None, None]
+    assert torch.equal(lists["mask_ids"], torch.where(on_diagonal, 0, -1).int())
+    one = flex.create_block_mask(local, None, None, 512, 512, device="cpu", BLOCK_SIZE=64)
+    lists = lists_of_block_mask(one, causal="top_left", batch=3)
+    assert len(lists["masks"]) == 2 and lists["mask_ids"].shape == (3, 8, 1, 3)  # of the two blocks that 70 keys cut
 
 
 def test_a_partial_block_that_meets_nothing_is_left_out():
@@ -153,17 +188,10 @@ def test_a_partial_block_that_meets_nothing_is_left_out():
 
 
 REFUSED = {
-    "causal, not said": (causal, {}, r"block \(0, 0\) of sequence 0, head 0 is partial: block_mask does not let row 0 attend key 1,"),
     "full, and cut by the call": (everything, dict(causal="top_left"), r"block \(0, 0\).* is full: block_mask lets row 0 attend key 1"),
     "prefix": (prefix, dict(causal="top_left"), r"block \(0, 0\).* is partial: block_mask lets row 0 attend key 1"),
-    "window, not said": (local, dict(causal="top_left"), r"block \(1, 0\).* does not let row 71 attend key 0, and a call with causal='top_left' "),
-    "documents, not said": (documents, {}, r"block \(0, 1\).* is partial: block_mask does not let row 0 attend key 70"),
+    "a window that is too narrow": (local, dict(causal="top_left", window=(69, -1)), r"block \(1, 0\) of sequence 0, head 0 is partial: block_mask lets row 70 attend key 0, and a call with causal='top_left' and window=\(69, -1\) does not"),
     "documents that meet": (causal, dict(causal="top_left", cu_seqlens=bounds(LENGTHS)), r"block \(1, 0\).* lets row 70 attend key 0"),
-    "lists that cut documents": (
-        lambda b, h, q, k: causal_documents(b, h, q, k) & (q // 64 == k // 64),
-        dict(causal="top_left", cu_seqlens=bounds(LENGTHS)),
-        r"is not listed: block_mask does not let row 128 attend key 73",
-    ),
 }  # fmt: skip
 
 

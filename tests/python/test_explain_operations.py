@@ -198,6 +198,13 @@ def test_attention_over_lists_on_a_gpu_that_need_not_be_here(backward):
         assert there.chosen is None
     there = heddle.explain_sparse_attention(q, q, q, blocks, backward=backward, gpu="a100", dtype="bfloat16")
     assert there.chosen is None or there.chosen.name == "sm80"
+    masks = {"masks": (3, 1, 2), "mask_ids": blocks, "backward": backward}
+    assert heddle.explain_sparse_attention(q, q, q, blocks, **masks).chosen.name == "cpu"
+    there = heddle.explain_sparse_attention(q, q, q, blocks, gpu="h100", dtype="bfloat16", **masks)
+    reasons = {c.name: c.reason for c in there}
+    assert there.chosen is None
+    if heddle._heddle.cuda_built():
+        assert reasons["sm80"] == "its lists are of whole blocks, without masks"
     with pytest.raises(ValueError, match="gpu is 'v100': it must be one of"):
         heddle.explain_sparse_attention(q, q, q, blocks, backward=backward, gpu="v100")
 

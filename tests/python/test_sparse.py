@@ -69,8 +69,14 @@ def test_gradients_of_float32_results_have_the_operands_dtype():
 
 def test_in_place_changes_of_lists_are_noticed():
     call = Call("counts", requires_grad=True)
-    for lists in (call.blocks, call.counts):
-        out = call()
+    masked = Call("masks", requires_grad=True)
+    for changed, lists in (
+        (call, call.blocks),
+        (call, call.counts),
+        (masked, masked.masks),
+        (masked, masked.mask_ids),
+    ):
+        out = changed()
         lists += 1
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             out.sum().backward()
@@ -92,15 +98,16 @@ def test_the_reference_serves_masks_biases_and_dropout():
         torch.testing.assert_close(x, y)
 
 
-@pytest.mark.parametrize("name", ["counts", "packed"])
+@pytest.mark.parametrize("name", ["counts", "packed", "masks"])
 def test_other_arrays_and_results_that_the_caller_has(name):
     call = Call(name)
     expected = call(return_lse=True)
     names = ("cu_seqlens_q", "cu_seqlens_k") if call.packed else ()
     starts = dict(zip(names, (ints(0, ROWS[0], sum(ROWS)).numpy(), ints(0, KEYS[0], sum(KEYS)).numpy())))
     sink = None if call.sink is None else call.sink.numpy()
-    operands = [x.numpy() for x in (call.q, call.k, call.v, call.blocks, call.counts)]
-    options = {**call.lists, **call.options, **starts}
+    operands = [x if x is None else x.numpy() for x in (call.q, call.k, call.v, call.blocks, call.counts)]
+    options = {n: x.numpy() if isinstance(x, torch.Tensor) else x for n, x in call.lists.items()}
+    options |= {**call.options, **starts}
 
     def check(found):
         for x, y in zip(found, expected, strict=True):
@@ -113,9 +120,9 @@ def test_other_arrays_and_results_that_the_caller_has(name):
     again = heddle.sparse_attention(*operands, sink=sink, return_lse=True, out=outs[0], lse_out=outs[1], **options)
     assert again[0] is outs[0] and again[1] is outs[1]
     check(again)
-    exported = {n: Producer(x) for n, x in starts.items()}
+    exported = {n: Producer(x) for n, x in options.items() if isinstance(x, np.ndarray)}
     found = heddle.sparse_attention(
-        *map(Producer, operands),
+        *(x if x is None else Producer(x) for x in operands),
         sink=None if sink is None else Producer(sink),
         return_lse=True,
         **{**options, **exported},
@@ -134,7 +141,7 @@ def test_other_arrays_and_results_that_the_caller_has(name):
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
 
 
-@pytest.mark.parametrize("name", ["rows share lists", "packed"])
+@pytest.mark.parametrize("name", ["rows share lists", "packed", "masks"])
 def test_opcheck(name):
     operands, options = sample(Call(name, requires_grad=True))
     torch.library.opcheck(OPS.sparse_attention.default, (*operands, *options), test_utils=CHECKS)
@@ -218,7 +225,7 @@ def test_autocast():
 
 
 def test_a_direct_call_has_the_operators_bits():
-    for name in ("counts", "packed"):
+    for name in ("counts", "packed", "masks"):
         call = Call(name)
         operands, options = sample(call)
         for x, y in zip(call(return_lse=True), OPS.sparse_attention(*operands, *options)):
@@ -284,39 +291,24 @@ def test_explain(backward):
         heddle.explain_sparse_attention(*tensors[:3], call.blocks.long(), **given)
 
 
-def csr(blocks, counts):
-    """blocks [entries] and offsets of the same lists, one behind the other."""
-    batched = blocks.dim() == 4
-    blocks = blocks.transpose(-3, -2)  # head units before lists
-    there = torch.arange(blocks.shape[-1]) < (
-        torch.full(blocks.shape[:-1], blocks.shape[-1]) if counts is None else counts.transpose(-2, -1)
-    ).unsqueeze(-1)
-    ends = there.sum(-1).flatten().cumsum(0)
-    lead = (blocks.shape[0], blocks.shape[1]) if batched else (blocks.shape[0],)
-    ends = ends.view(*lead, -1)
-    starts = torch.cat([torch.zeros(1, dtype=ends.dtype), ends[..., -1].flatten()[:-1]]).view(*lead, 1)
-    return blocks[there], torch.cat([starts, ends], -1).int()
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_lists_one_behind_the_other(name):
     call = Call(name, requires_grad=True)
     expected = call(return_lse=True)
     gradients = torch.autograd.grad(expected[0].sum(), call.inputs)
-    call.blocks, offsets = csr(call.blocks, call.counts)
-    call.counts = None
+    offsets = call.lie_one_behind_the_other()
     found = call(return_lse=True, offsets=offsets)
     assert all(map(torch.equal, found, expected))
     assert all(map(torch.equal, torch.autograd.grad(found[0].sum(), call.inputs), gradients))
     call = Call(name)
-    call.blocks, offsets = csr(call.blocks, call.counts)
-    call.counts = None
+    offsets = call.lie_one_behind_the_other()
     torch.compiler.reset()  # else the cases are too many for one function
     compiled = torch.compile(lambda: call(offsets=offsets), fullgraph=True)
     assert torch.equal(compiled(), expected[0])
     assert heddle.explain_sparse_attention(
-        call.q, call.k, call.v, call.blocks, offsets=offsets, block_size=32, query_rows=call.rows_of_list
+        call.q, call.k, call.v, call.blocks, offsets=offsets, **call.lists
     ) if "packed" not in name else True  # fmt: skip
-    call.q, call.k, call.v, call.blocks = (x.numpy() for x in (call.q, call.k, call.v, call.blocks))
-    call.sink = None if call.sink is None else call.sink.numpy()
+    for array in ("q", "k", "v", "blocks", "sink", "masks", "mask_ids"):
+        x = getattr(call, array)
+        setattr(call, array, None if x is None else x.numpy())
     assert (call(offsets=offsets.numpy()) == expected[0].detach().numpy()).all()

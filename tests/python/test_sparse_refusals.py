@@ -39,6 +39,34 @@ def refusals():
             lambda x: dict(query_rows=1.5), TypeError, "_forward] query_rows is 1.5: it must be an integer of 64 bits"
         ),
         "no rows": (lambda x: dict(query_rows=0), ValueError, "_forward] query_rows is 0: it must be from 1 to 1048576"),
+        "masks alone": (
+            lambda x: dict(masks=torch.zeros(1, 1, 1).int()), ValueError,
+            "_forward] masks is given and mask_ids is missing, which says whose they are",
+        ),
+        "ids alone": (
+            lambda x: dict(mask_ids=x.blocks), ValueError, "_forward] mask_ids is given and masks is missing"
+        ),
+        "masks of other rows": (
+            lambda x: dict(masks=torch.zeros(1, 2, 1).int(), mask_ids=x.blocks), ValueError,
+            "_forward] masks is [1, 2, 1]: it must be [M, 1, 1], 1 word of 32 keys for each row of a list",
+        ),
+        "masks in 64 bits": (
+            lambda x: dict(masks=torch.zeros(1, 1, 1).long(), mask_ids=x.blocks), ValueError,
+            "_forward] masks is int64: it must be int32",
+        ),
+        "masks apart": (
+            lambda x: dict(masks=torch.zeros(2, 1, 1).int()[::2].expand(3, 1, 1), mask_ids=x.blocks), ValueError,
+            "_forward] masks must be contiguous",
+        ),
+        "ids of other lists": (
+            lambda x: dict(masks=torch.zeros(1, 1, 1).int(), mask_ids=x.blocks[:, 1:]), ValueError,
+            "_forward] mask_ids is [2, 69, 2, 2]: it must be a number for each entry of blocks, [2, 70, 2, 2]",
+        ),
+        "strided ids": (
+            lambda x: dict(masks=torch.zeros(1, 1, 1).int(), mask_ids=x.blocks.repeat(1, 1, 1, 2)[..., ::2]), ValueError,
+            "_forward] mask_ids must have contiguous entries: the last stride is 2",
+        ),
+        "mask ids that are none": (lambda x: dict(masks=[1]), (TypeError, ValueError), "masks is a list: it must be a"),
         "scale": (lambda x: dict(scale="1"), TypeError, "_forward] scale is '1': it must be a number"),
         "method": (
             lambda x: dict(method="flash"), ValueError,
@@ -100,6 +128,9 @@ def test_refusals_of_results_and_gradients():
     refused("[sparse_attention] lse_out is given and return_lse is False: lse is written where it", lse_out=lse)
     refused("[sparse_attention] out is a ndarray: it must be a torch tensor", TypeError, out=out.numpy())
     held = torch.zeros(2 * 70 * 4 * 20, dtype=torch.int32)
+    words = "[sparse_attention_forward] out shares memory with masks, which is read while it is written"
+    given = dict(masks=held[:1].view(1, 1, 1), mask_ids=call.blocks)
+    refused(words, out=held.view(torch.float32).reshape(2, 70, 4, 20), **given)
     call.blocks = held[: call.blocks.numel()].reshape(call.blocks.shape)
     words = "[sparse_attention_forward] out shares memory with blocks, which is read while it is written"
     refused(words, out=held.view(torch.float32).reshape(2, 70, 4, 20))

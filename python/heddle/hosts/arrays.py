@@ -255,8 +255,10 @@ def attention_backward(
         )
 
 
-def sparse_attention(q, k, v, lists: tuple[Any, Any, Any, Any, Any], items, return_lse, out=None, lse_out=None):
-    """See heddle.sparse_attention. lists: blocks, counts, offsets, block_size and query_rows."""
+def sparse_attention(
+    q, k, v, lists: tuple[Any, Any, Any, Any, Any, Any, Any], items, return_lse, out=None, lse_out=None
+):
+    """See heddle.sparse_attention. lists: blocks, counts, offsets, masks, mask_ids, block_size and query_rows."""
 
     def call(o, lse, items, stream):
         _heddle.sparse_attention_forward(q, k, v, *lists, o, lse, items, stream)

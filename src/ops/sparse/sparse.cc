@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <span>
 #include <string>
 
 #include "ops/attention/arguments.h"
@@ -61,7 +62,38 @@ KeyLists checked_csr(const Check& check, const AttentionProblem& p, const BlockL
           .query_rows = lists.query_rows};
 }
 
-KeyLists checked_lists(const Check& check, const AttentionProblem& p, const BlockLists& lists) {
+// Adds masks to lists that were checked. Whatever they hold is a mask.
+void add_masks(const Check& check, const AttentionProblem& p, const BlockLists& lists, KeyLists& out) {
+  const TensorView &masks = lists.masks, &ids = lists.mask_ids, &blocks = lists.blocks;
+  if (!masks.given() && !ids.given()) return;
+  check.require(ids.given(), "masks is given and mask_ids is missing, which says whose they are");
+  check.require(masks.given(), "mask_ids is given and masks is missing");
+  check.tensor(masks, "masks", DType::i32, p.device, 3);
+  check.require(masks.shape[1] == out.query_rows && masks.shape[2] == out.mask_words(), "masks is ", masks,
+                ": it must be [M, ", out.query_rows, ", ", out.mask_words(), "], ", out.mask_words(),
+                out.mask_words() == 1 ? " word" : " words", " of 32 keys for each row of a list");
+  check.require(masks.contiguous(), "masks must be contiguous");
+  check.readable_indices(masks, "masks");
+  check.tensor(ids, "mask_ids", DType::i32, p.device, blocks.rank);
+  for (int i = 0; i < blocks.rank; ++i) {
+    check.require(ids.shape[i] == blocks.shape[i], "mask_ids is ", ids, ": it must be a number for each entry of ",
+                  "blocks, ", blocks);
+  }
+  const int last = blocks.rank - 1;
+  check.require(ids.shape[last] <= 1 || ids.stride[last] == 1,
+                "mask_ids must have contiguous entries: the last stride is ", ids.stride[last]);
+  check.readable_indices(ids, "mask_ids");
+  out.masked = true;
+  out.masks = static_cast<const std::int32_t*>(masks.data);
+  out.mask_ids = static_cast<const std::int32_t*>(ids.data);
+  out.mask_count = masks.shape[0];
+  if (blocks.rank == 1) return;  // one list behind the other
+  out.mask_stride_b = p.cu_seqlens_q ? 0 : ids.stride[0];
+  out.mask_stride_n = ids.stride[last - 2];
+  out.mask_stride_l = out.units == 1 ? 0 : ids.stride[last - 1];
+}
+
+KeyLists checked_entries(const Check& check, const AttentionProblem& p, const BlockLists& lists) {
   const TensorView &blocks = lists.blocks, &counts = lists.counts;
   check_block_size(check, lists.block_size);
   check.require(lists.query_rows >= 1 && lists.query_rows <= kMostQueryRows, "query_rows is ", lists.query_rows,
@@ -104,6 +136,22 @@ KeyLists checked_lists(const Check& check, const AttentionProblem& p, const Bloc
   return out;
 }
 
+KeyLists checked_lists(const Check& check, const AttentionProblem& p, const BlockLists& lists) {
+  KeyLists out = checked_entries(check, p, lists);
+  add_masks(check, p, lists, out);
+  return out;
+}
+
+// No output lies over the lists.
+void check_apart_from(const Check& check, std::span<const Named> outputs, const BlockLists& lists) {
+  const Named inputs[] = {{"blocks", &lists.blocks},
+                          {"counts", &lists.counts},
+                          {"offsets", &lists.offsets},
+                          {"masks", &lists.masks},
+                          {"mask_ids", &lists.mask_ids}};
+  check_apart(check, outputs, inputs);
+}
+
 // What attention has and attention over lists has not.
 void check_options(const Check& check, const AttentionProblem& p, const AttentionOptions& options) {
   check.require(!p.draft_mask, "draft_mask is given: attention over lists has none");
@@ -123,8 +171,7 @@ SparseProblem checked_sparse_problem(const Check& check, const TensorView& q, co
   check_options(check, p, options);
   p.lists = checked_lists(check, p, lists);
   const Named written[] = {{outputs.o, &o}, {outputs.lse, &lse}};
-  const Named inputs[] = {{"blocks", &lists.blocks}, {"counts", &lists.counts}, {"offsets", &lists.offsets}};
-  check_apart(check, written, inputs);
+  check_apart_from(check, written, lists);
   return p;
 }
 
@@ -143,8 +190,7 @@ SparseBackwardProblem checked_sparse_backward_problem(const Check& check, const 
                            {"dv", &gradients.dv},
                            {"dbias", &gradients.dbias},
                            {"dsink", &gradients.dsink}};
-  const Named inputs[] = {{"blocks", &lists.blocks}, {"counts", &lists.counts}, {"offsets", &lists.offsets}};
-  check_apart(check, outputs, inputs);
+  check_apart_from(check, outputs, lists);
   return p;
 }
 

@@ -67,32 +67,35 @@ def lists_of_block_mask(
     block_size: int | None = None,
     query_rows: int | None = None,
 ) -> dict[str, Any]:
-    """FlexAttention's BlockMask as arguments of ``heddle.sparse_attention``: lists of key blocks, and what the call applies inside
-    them.
+    """FlexAttention's BlockMask as arguments of ``heddle.sparse_attention``: lists of key blocks, masks of those that are not met
+    whole, and what the call applies inside them.
 
     >>> block_mask = create_block_mask(lambda b, h, q, k: (q >= k) & (q // 128 - k // 128 < 4), None, None, 1024, 1024)
     >>> lists = heddle.hosts.torch.lists_of_block_mask(block_mask, causal="top_left")
     >>> out = heddle.sparse_attention(q, k, v, **lists)  # q [B, S, H, D]; FlexAttention's is [B, H, S, D]
 
     A call knows causality, a window and packed sequences inside the blocks that its lists name, and no mask_mod. So mask_mod is
-    asked about every pair of the listed blocks, and the lists are made only if they and the call say the same of all of them.
+    asked about every pair of the listed blocks. Blocks of which it says what the call says have no mask, and run on GPUs too; all
+    others have one, of which equal ones are there once.
 
     Args:
       block_mask: a torch.nn.attention.flex_attention.BlockMask over [B or 1, H or 1, Sq, Sk].
-      causal, window: as for ``attention``: what the call is to apply. FlexAttention's ``q >= k`` is "top_left".
+      causal, window: as for ``attention``: what the call is to apply beside masks. FlexAttention's ``q >= k`` is "top_left". What
+        is said here needs no mask.
       cu_seqlens: int32 [documents + 1], from 0 to Sq = Sk: the documents that block_mask keeps apart are packed sequences of the
         call, whose q is [Sq, H, D].
       batch: sequences of the call, where block_mask has one for all of them.
       block_size: keys of a block: 16, 32, 64 or 128. block_mask's, or the largest of these that divides it.
-      query_rows: rows that share a list, at least 1. block_mask's. Smaller blocks and fewer rows are exact for more masks.
+      query_rows: rows that share a list, at least 1. block_mask's.
 
     Returns:
-      blocks, int32 [B, N, H or 1, n] (packed: [N, H or 1, n]), -1 behind a list's end; block_size, query_rows, causal, window;
+      blocks, int32 [B, N, H or 1, n] (packed: [N, H or 1, n]), -1 behind a list's end; masks and mask_ids if a block needs one;
+      block_size, query_rows, causal, window;
       and with cu_seqlens cu_seqlens_q and cu_seqlens_k. On the device of block_mask, whose values are read: it waits for a GPU.
 
     Raises:
-      ValueError: a block where block_mask and the call differ, named with the first row and key; block sizes that there are no
-        kernels for; cu_seqlens that do not go from 0 to Sq; a batch that block_mask has not.
+      ValueError: causality, a window or packed sequences that keep from a row what block_mask lets it attend: the block, row and
+        key are named; block sizes that there are no kernels for; cu_seqlens that do not go from 0 to Sq; a batch that block_mask has not.
       TypeError: what is no BlockMask, no tensor, no int.
 
     Source of the format: Dong et al., arXiv 2412.05496.

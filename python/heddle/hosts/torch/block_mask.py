@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 
 from ..._options import causal_code, pair
+from ...patterns import pack_masks
 
 _NAME = "lists_of_block_mask"
 _BLOCK_SIZES = (128, 64, 32, 16)
@@ -106,49 +107,80 @@ def _sequences(cu_seqlens: torch.Tensor | None, truth: _Truth) -> Iterator[tuple
         yield begin, end, begin, end
 
 
-def _refuse(
-    truth: _Truth, applied: _Applied, where: torch.Tensor, rows: torch.Tensor, keys: torch.Tensor, meets: Any
-) -> NoReturn:
+def _refuse(truth: _Truth, applied: _Applied, where: torch.Tensor, rows: torch.Tensor, keys: torch.Tensor) -> NoReturn:
     b, h, i, j = (int(x) for x in where)
     row, key = int(rows[i]), int(keys[j])
     block = row // truth.query_rows, key // truth.block_size
     kind = "full" if bool(truth.full[b, h, block[0], block[1]]) else "partial"
-    if not bool((truth.full | truth.partial)[b, h, block[0], block[1]]):
-        kind = "not listed"
-    lets, does = ("lets", "does not") if bool(meets[b, h, i, j]) else ("does not let", "does")
     raise ValueError(
-        f"[{_NAME}] block {block} of sequence {b}, head {h} is {kind}: block_mask {lets} row {row} attend key {key}, and a call "
-        f"with causal={applied.causal!r} and window={(applied.left, applied.right)} {does}: inside listed blocks there are "
-        "causality, windows and packed sequences (cu_seqlens) alone, and smaller blocks"
+        f"[{_NAME}] block {block} of sequence {b}, head {h} is {kind}: block_mask lets row {row} attend key {key}, and a call "
+        f"with causal={applied.causal!r} and window={(applied.left, applied.right)} does not: what it applies itself, with "
+        "packed sequences (cu_seqlens), must be no less than what block_mask lets"
     )
 
 
-def _listed(
+class _Found(NamedTuple):
+    """What a list needs of the blocks of its sequence."""
+
+    listed: torch.Tensor  # bool [B, H, blocks]
+    partial: torch.Tensor  # int64 [n, 3]: those of them, (b, h, block), of which the call alone would say more
+    tiles: torch.Tensor  # bool [n, query_rows, block_size]: what they meet
+
+
+def _of_list(
     truth: _Truth,
     applied: _Applied,
     rows: torch.Tensor,
     of_rows: tuple[int, int],
     of_keys: tuple[int, int],
-    block_size: int,
-) -> torch.Tensor:
-    """bool [B, H, blocks]: the blocks of the sequence of these rows that they need. of_rows, of_keys: where it lies."""
-    (begin, end), (first, last) = of_rows, of_keys
+    sizes: tuple[int, int],
+) -> _Found:
+    """The blocks that these rows need. of_rows, of_keys: where their sequence lies; sizes: query_rows and block_size."""
+    (begin, end), (first, last), (query_rows, block_size) = of_rows, of_keys, sizes
     blocks = -(-(last - first) // block_size)
     keys = truth.keys_met(rows)
     touched = keys[(keys >= first) & (keys < last)].sub(first).div(block_size, rounding_mode="floor").unique()
     whole = (touched[:, None] * block_size + torch.arange(block_size, device=truth.device)).flatten() + first
     keys = torch.cat((keys, whole[whole < last])).unique()
     meets, own = truth(rows, keys), (keys >= first) & (keys < last)
-    block_of = torch.where(
-        own, (keys - first).div(block_size, rounding_mode="floor"), blocks
-    )  # of other sequences: the last
-    needed = torch.zeros((*meets.shape[:2], blocks + 1), dtype=torch.int32, device=truth.device)
-    listed = needed.index_add_(-1, block_of, meets.any(2).int()) > 0
     lets = applied(rows - begin, keys - first, (end - begin, last - first)) & own
-    wrong = (meets != (lets & listed[..., block_of][:, :, None])).nonzero()
+    wrong = (meets & ~lets).nonzero()
     if len(wrong):
-        _refuse(truth, applied, wrong[0], rows, keys, meets)
-    return listed[..., :blocks]
+        _refuse(truth, applied, wrong[0], rows, keys)
+
+    def tiled(pairs: torch.Tensor) -> torch.Tensor:
+        """[..., touched, query_rows, block_size] of [..., rows, keys]: false where there is no row or key."""
+        keys_of = (keys[own] - first).div(block_size, rounding_mode="floor")
+        place = torch.searchsorted(touched, keys_of) * block_size + (keys[own] - first) % block_size
+        wide = torch.zeros(
+            (*pairs.shape[:-2], query_rows, len(touched) * block_size), dtype=torch.bool, device=truth.device
+        )
+        wide[..., : len(rows), :].index_copy_(-1, place, pairs[..., own])
+        return wide.unflatten(-1, (len(touched), block_size)).movedim(-2, -3)
+
+    tiles = tiled(meets)
+    met = tiles.flatten(-2).any(-1)
+    listed = torch.zeros((*meets.shape[:2], blocks), dtype=torch.bool, device=truth.device)
+    listed[..., touched] = met
+    at = (met & (tiles != tiled(lets)).flatten(-2).any(-1)).nonzero()
+    partial = at.clone()
+    partial[:, 2] = touched[at[:, 2]]
+    return _Found(listed, partial, tiles[at[:, 0], at[:, 1], at[:, 2]])
+
+
+def _masks(found: list[tuple[int, _Found]], listed: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """Each mask once (None: there is none), and their numbers, int64 of listed's shape, -1 for none."""
+    ids = torch.full(listed.shape, -1, dtype=torch.int64, device=listed.device)
+    packed = [pack_masks(x.tiles) for _, x in found]
+    if not any(map(len, packed)):
+        return None, ids
+    masks, own = torch.cat(packed).unique(dim=0, return_inverse=True)
+    at = 0
+    for number, x in found:
+        b, h, block = x.partial.unbind(-1)
+        ids[b, number, h, block] = own[at : at + len(b)]
+        at += len(b)
+    return masks, ids
 
 
 def _whole(name: str, value: Any, least: int) -> int:
@@ -202,25 +234,36 @@ def lists_of_block_mask(
             "and not be packed"
         )
 
-    found: list[tuple[int, torch.Tensor]] = []  # a list's number, and its blocks as bool [B, H, blocks]
+    found: list[tuple[int, _Found]] = []  # beside a list's number
     for b, (begin, end, first, last) in enumerate(_sequences(cu_seqlens, truth)):
         number = begin if query_rows == 1 else begin // query_rows + b
         for n, start in enumerate(range(begin, end, query_rows)):
             rows = torch.arange(start, min(start + query_rows, end), device=truth.device)
-            found.append((number + n, _listed(truth, applied, rows, (begin, end), (first, last), block_size)))
+            sizes = query_rows, block_size
+            found.append((number + n, _of_list(truth, applied, rows, (begin, end), (first, last), sizes)))
 
     if cu_seqlens is None:
         lists = -(-truth.rows // query_rows)
     else:
         lists = truth.rows if query_rows == 1 else truth.rows // query_rows + len(cu_seqlens) - 1
-    longest = max((x.shape[-1] for _, x in found), default=0)
+    longest = max((x.listed.shape[-1] for _, x in found), default=0)
     listed = torch.zeros((truth.batch, lists, truth.heads, max(longest, 1)), dtype=torch.bool, device=truth.device)
     for number, x in found:
-        listed[:, number, :, : x.shape[-1]] = x
+        listed[:, number, :, : x.listed.shape[-1]] = x.listed
     entries = max(int(listed.sum(-1).max()) if listed.numel() else 0, 1)
     order = listed.byte().argsort(dim=-1, descending=True, stable=True)[..., :entries]
-    blocks = torch.where(listed.gather(-1, order), order, -1).int()
+    there = listed.gather(-1, order)
+    of_lists = {"blocks": torch.where(there, order, -1).int()}
+    masks, ids = _masks(found, listed)
+    if masks is not None:
+        of_lists |= {"masks": masks, "mask_ids": torch.where(there, ids.gather(-1, order), -1).int()}
     arguments = {"block_size": block_size, "query_rows": query_rows, "causal": causal, "window": window}
+    for name in of_lists.keys() - {"masks"}:
+        of_list = of_lists[name]
+        if cu_seqlens is not None:
+            of_lists[name] = of_list[0]
+        elif batch is not None:
+            of_lists[name] = of_list.expand(batch, -1, -1, -1)
     if cu_seqlens is not None:
-        return {"blocks": blocks[0], "cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens, **arguments}
-    return {"blocks": blocks if batch is None else blocks.expand(batch, -1, -1, -1), **arguments}
+        arguments |= {"cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens}
+    return {**of_lists, **arguments}

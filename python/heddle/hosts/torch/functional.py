@@ -197,7 +197,7 @@ def attention_backward(q, k, v, o, lse, d_o, d_lse, gradients, items, accumulate
 
 
 _LISTED = (*_OPERANDS, "blocks")
-_LISTED_ARRAYS = ("counts", "offsets", *ARRAY_NAMES)
+_LISTED_ARRAYS = ("counts", "offsets", "masks", "mask_ids", *ARRAY_NAMES)
 
 
 def _listed(q, k, v, lists, items, return_lse, out, lse_out):
@@ -208,15 +208,15 @@ def _listed(q, k, v, lists, items, return_lse, out, lse_out):
         native(_heddle.sparse_attention_forward, q, k, v, *lists, o, lse, native_items(items))
     except ValueError:
         names = (*_LISTED, *_LISTED_ARRAYS, *OUTPUTS)
-        one_device("sparse_attention_forward", names, (q, k, v, *lists[:3], *items[:ARRAYS], out, lse_out))
+        one_device("sparse_attention_forward", names, (q, k, v, *lists[:5], *items[:ARRAYS], out, lse_out))
         raise
     changed(out, lse_out)
     return o, lse
 
 
 def sparse_attention(q, k, v, lists, items, return_lse, out=None, lse_out=None):
-    """See heddle.sparse_attention. lists: blocks, counts, offsets, block_size and query_rows."""
-    operands, arrays = (q, k, v, lists[0]), (*lists[1:3], *items[:ARRAYS])
+    """See heddle.sparse_attention. lists: blocks, counts, offsets, masks, mask_ids, block_size and query_rows."""
+    operands, arrays = (q, k, v, lists[0]), (*lists[1:5], *items[:ARRAYS])
     check_operands("sparse_attention", _LISTED, operands)
     check_tensors("sparse_attention", _LISTED_ARRAYS, arrays)
     names, tensors = (*_LISTED, *_LISTED_ARRAYS, *OUTPUTS), (*operands, *arrays, out, lse_out)
@@ -229,7 +229,7 @@ def sparse_attention(q, k, v, lists, items, return_lse, out=None, lse_out=None):
     q, k, v, items = _cast(q, k, v, items)
     items = replaced(replaced(items, BIAS, four(items[BIAS])), MASK, four(items[MASK]))
     items = replaced(items, DROPOUT_SEED, seed_tensor(items[DROPOUT_SEED]) if items[DROPOUT_P] != 0 else None)
-    quick = _is_quick(q, k, v, items, out, lse_out) and all(x is None or direct.plain(x) for x in lists[:3])
+    quick = _is_quick(q, k, v, items, out, lse_out) and all(x is None or direct.plain(x) for x in lists[:5])
     if quick and not _profiling():
         out, lse = _listed(q, k, v, lists, items, return_lse, out, lse_out)
         return (out, lse) if return_lse else out

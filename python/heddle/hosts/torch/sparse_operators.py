@@ -26,9 +26,10 @@ from .transforms import for_transforms, no_second_derivative, save_nothing, tran
 _LIBRARY = torch.library.Library("heddle", "FRAGMENT")
 
 _OPERANDS = (
-    "Tensor q, Tensor k, Tensor v, Tensor blocks, Tensor? counts, Tensor? offsets, SymInt block_size, SymInt query_rows"
+    "Tensor q, Tensor k, Tensor v, Tensor blocks, Tensor? counts, Tensor? offsets, Tensor? masks, Tensor? mask_ids, "
+    "SymInt block_size, SymInt query_rows"
 )
-_LISTS = slice(3, 8)  # blocks to query_rows among them
+_LISTS = slice(3, 10)  # blocks to query_rows among them
 
 _LIBRARY.define(f"sparse_attention({_OPERANDS}, {schema()}) -> (Tensor, Tensor)")
 _LIBRARY.define(f"sparse_attention_out({_OPERANDS}, Tensor(a!) out, Tensor(b!)? lse_out, {schema()}) -> ()")
@@ -39,31 +40,35 @@ _LIBRARY.define(
 )
 
 
-def _fake(q, k, v, blocks, counts, offsets, block_size, query_rows, *options):
+def _fake(q, k, v, blocks, counts, offsets, masks, mask_ids, block_size, query_rows, *options):
     packed = options[CU_SEQLENS_Q] is not None
     check_rank(q.shape, packed, "sparse_attention_forward")
     return empty_out(q, v, options), empty_lse(q, packed)
 
 
-def _forward(q, k, v, blocks, counts, offsets, block_size, query_rows, *options):
-    lists = blocks, counts, offsets, block_size, query_rows
+def _forward(q, k, v, blocks, counts, offsets, masks, mask_ids, block_size, query_rows, *options):
+    lists = blocks, counts, offsets, masks, mask_ids, block_size, query_rows
     out, lse = _fake(q, k, v, *lists, *options)
     native(_heddle.sparse_attention_forward, q, k, v, *lists, out, lse, native_items(options))
     return out, lse
 
 
-def _forward_out(q, k, v, blocks, counts, offsets, block_size, query_rows, out, lse_out, *options):
-    lists = blocks, counts, offsets, block_size, query_rows
+def _forward_out(q, k, v, blocks, counts, offsets, masks, mask_ids, block_size, query_rows, out, lse_out, *options):
+    lists = blocks, counts, offsets, masks, mask_ids, block_size, query_rows
     native(_heddle.sparse_attention_forward, q, k, v, *lists, out, lse_out, native_items(options))
     changed(out, lse_out)
 
 
-def _backward_fake(d_o, d_lse, q, k, v, blocks, counts, offsets, block_size, query_rows, o, lse, wanted, *options):
+def _backward_fake(
+    d_o, d_lse, q, k, v, blocks, counts, offsets, masks, mask_ids, block_size, query_rows, o, lse, wanted, *options
+):
     return gradient_buffers(q, k, v, wanted, options)
 
 
-def _backward_gradients(d_o, d_lse, q, k, v, blocks, counts, offsets, block_size, query_rows, o, lse, wanted, *options):
-    lists = blocks, counts, offsets, block_size, query_rows
+def _backward_gradients(
+    d_o, d_lse, q, k, v, blocks, counts, offsets, masks, mask_ids, block_size, query_rows, o, lse, wanted, *options
+):
+    lists = blocks, counts, offsets, masks, mask_ids, block_size, query_rows
     gradients = gradient_buffers(q, k, v, wanted, options)
     written = (x if want else None for x, want in zip(gradients, wanted))
     items = native_items(options)
@@ -72,20 +77,21 @@ def _backward_gradients(d_o, d_lse, q, k, v, blocks, counts, offsets, block_size
 
 
 def _save_for_backward(ctx, inputs, output):
-    blocks, counts, offsets, *ctx.sizes = inputs[_LISTS]
-    tensors = (*inputs[: _LISTS.start], blocks, counts, offsets, *output)
+    *lists, block_size, query_rows = inputs[_LISTS]
+    ctx.sizes = block_size, query_rows
+    tensors = (*inputs[: _LISTS.start], *lists, *output)
     save_for_backward("sparse_attention", ctx, tensors, inputs[_LISTS.stop :])
 
 
 def _backward(ctx, d_o, d_lse):
-    (q, k, v, blocks, counts, offsets, out, lse), options = saved(ctx)
+    (q, k, v, *lists, out, lse), options = saved(ctx)
     names = ("d_o", "d_lse", "q", "k", "v", "o", "lse")
     refuse_tangents("sparse_attention_backward", names, (d_o, d_lse, q, k, v, out, lse))
     wanted = wanted_gradients(ctx.needs_input_grad)
     if d_o is None:
         d_o = torch.zeros_like(out)
     operator = _BackwardForTransforms.apply if transformed() else torch.ops.heddle.sparse_attention_backward
-    gradients = operator(d_o, d_lse, q, k, v, blocks, counts, offsets, *ctx.sizes, out, lse, wanted, *options)
+    gradients = operator(d_o, d_lse, q, k, v, *lists, *ctx.sizes, out, lse, wanted, *options)
     return gradients_of_arguments(gradients, wanted, len(ctx.needs_input_grad))
 
 

@@ -110,6 +110,7 @@ Refusal refuse(const SparseProblem& p, const Cut& cut) {
   }
   if (p.append) return "it does not append keys";
   if (p.lists.offsets != nullptr) return "its lists are of one length, not given by offsets";
+  if (p.lists.masked) return "its lists are of whole blocks, without masks";
   if (p.lists.entries > kMostSlots) return text("lists must have no more than ", kMostSlots, " entries");
   constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
   if (cut.rows > kMost / kMostSlots || p.Hkv * cut.blocks > kMost / 8 || cut.item_limit > kMost / 2 ||

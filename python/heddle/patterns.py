@@ -1,0 +1,532 @@
+"""Patterns of sparse attention: which keys a row attends by where both stand, as expressions, and the lists of key blocks and masks
+that say the same to ``heddle.sparse_attention``. docs/patterns.md has what each means.
+
+>>> from heddle.patterns import attention, local, sink, strided
+>>> pattern = local(128) | strided(32) | sink(4)
+>>> pattern
+local(128) | strided(32) | sink(4)
+>>> out = attention(q, k, v, pattern, causal=True)          # q [B, S, H, D]
+>>> pattern.kept(4096, causal=True)                         # the shares of tiles and of pairs that are computed
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from . import _heddle
+from ._options import CAUSAL_CODES, flag
+from .hosts import is_torch
+from .sparse import sparse_attention
+
+if TYPE_CHECKING:
+    import torch
+
+    from ._types import AnyArray, Array
+
+__all__ = [
+    "Kept",
+    "Pattern",
+    "a_shape",
+    "attention",
+    "by_head",
+    "columns",
+    "diagonals",
+    "dilated",
+    "global_tokens",
+    "local",
+    "pack_masks",
+    "parse",
+    "random",
+    "rows",
+    "sink",
+    "strided",
+    "vertical_slash",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+_NAME = "patterns"
+
+
+class Kept(NamedTuple):
+    """What a pattern keeps, over all heads. With causality, of what causality leaves."""
+
+    tiles: float  #: share of tiles, of query_rows rows and block_size keys, that are computed
+    pairs: float  #: share of pairs of a row and a key that meet
+    whole_tiles: int  #: tiles without a mask
+    partial_tiles: int  #: tiles with one
+    all_tiles: int  #: tiles that there are
+
+
+def _whole(name: str, value: Any, least: int | None = None) -> int:
+    try:
+        if isinstance(value, (bool, np.bool_)):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"[{_NAME}] {name} is {value!r}: it must be an int") from None
+    if least is not None and number < least:
+        raise ValueError(f"[{_NAME}] {name} is {number}: it must be at least {least}")
+    return number
+
+
+def _length(value: Any) -> tuple[int, int]:
+    """(rows, keys) of seq_len."""
+    if isinstance(value, tuple):
+        if len(value) != 2:
+            raise ValueError(f"[{_NAME}] seq_len is {value!r}: it must be an int, or a pair of rows and keys")
+        return _whole("seq_len[0]", value[0], 0), _whole("seq_len[1]", value[1], 0)
+    return (_whole("seq_len", value, 0),) * 2
+
+
+def _bounds(name: str, value: Any) -> tuple[int, ...]:
+    """cu_seqlens as ints."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if not isinstance(value, (list, tuple)):
+        raise TypeError(
+            f"[{_NAME}] {name} is a {type(value).__name__}: it must be int32 [sequences + 1], or a list of ints"
+        )
+    bounds = tuple(_whole(f"{name}[{n}]", bound) for n, bound in enumerate(value))
+    if len(bounds) < 2 or bounds[0] != 0:
+        raise ValueError(
+            f"[{_NAME}] {name} is {list(bounds[:3])}...: it must begin with 0 and have an end for each sequence"
+        )
+    for n, (begin, end) in enumerate(zip(bounds, bounds[1:])):
+        if end < begin:
+            raise ValueError(f"[{_NAME}] {name}[{n + 1}] is {end}: it must be at least the one before, {begin}")
+    return bounds
+
+
+class Pattern:
+    """Which keys a row attends: an expression, or one for each head. ``parse`` and the functions beside it make them.
+
+    ``a | b`` keeps the pairs of either, ``a & b`` those of both. What is printed is the expression, by which two are compared:
+    ``parse(repr(a)) == a``. Immutable, and a key of dictionaries.
+    """
+
+    __slots__ = ("expressions",)
+
+    expressions: tuple[str, ...]  #: one for all heads, or one for each
+
+    def __init__(self, *expressions: str) -> None:
+        """
+        Args:
+          expressions: one, or one for each head, as ``parse`` takes them.
+
+        Raises:
+          ValueError: what is no pattern, with the character and what was expected there.
+          TypeError: what is no str.
+        """
+        if not expressions:
+            raise ValueError(f"[{_NAME}] there is no expression")
+        for expression in expressions:
+            if not isinstance(expression, str):
+                raise TypeError(f"[{_NAME}] an expression is a {type(expression).__name__}: it must be a str")
+        object.__setattr__(self, "expressions", tuple(map(_heddle.pattern_text, expressions)))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"[{_NAME}] a Pattern cannot be changed")
+
+    def __reduce__(self) -> tuple[type[Pattern], tuple[str, ...]]:
+        return Pattern, self.expressions
+
+    def __repr__(self) -> str:
+        if len(self.expressions) == 1:
+            return self.expressions[0]
+        return f"by_head({', '.join(self.expressions)})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Pattern) and self.expressions == other.expressions
+
+    def __hash__(self) -> int:
+        return hash(self.expressions)
+
+    def _joined(self, sign: str, other: object) -> Pattern:
+        if not isinstance(other, Pattern):
+            return NotImplemented
+        one, two = self.expressions, other.expressions
+        heads = max(len(one), len(two))
+        if len(one) not in (1, heads) or len(two) not in (1, heads):
+            raise ValueError(f"[{_NAME}] patterns of {len(one)} and of {len(two)} heads cannot be joined")
+        one, two = (x if len(x) == heads else x * heads for x in (one, two))
+        return Pattern(*(f"({a}) {sign} ({b})" for a, b in zip(one, two)))
+
+    def __or__(self, other: object) -> Pattern:
+        return self._joined("|", other)
+
+    def __and__(self, other: object) -> Pattern:
+        return self._joined("&", other)
+
+    def lists(
+        self,
+        seq_len: int | tuple[int, int] | None = None,
+        *,
+        cu_seqlens: AnyArray | Sequence[int] | None = None,
+        cu_seqlens_k: AnyArray | Sequence[int] | None = None,
+        heads: int | None = None,
+        batch: int = 1,
+        causal: bool = False,
+        block_size: int = 64,
+        query_rows: int = 64,
+        offsets: bool | None = None,
+        device: torch.device | str | None = None,
+    ) -> dict[str, Any]:
+        """The pattern as arguments of ``heddle.sparse_attention``: ``sparse_attention(q, k, v, **pattern.lists(...))``.
+
+        The time and memory that it takes are those of the tiles that are kept (of ``a & b`` those of a and of b within reach of
+        both), not of all there are. Equal masks are there once: what repeats, as ``strided``, has a handful.
+
+        Args:
+          seq_len: rows and keys of each sequence; or (rows, keys), of which rows are the last positions.
+          cu_seqlens: in place of seq_len int32 [sequences + 1], or ints: packed sequences. On a GPU it is waited for.
+          cu_seqlens_k: those of the keys, where they are others.
+          heads: query heads. Needed where they differ: with ``random`` and ``by_head``.
+          batch: sequences that are not packed, which have the same lists.
+          causal: a row attends no key behind its own position. Beside the pattern in the call, and in no mask.
+          block_size: keys of a block: 16, 32, 64 or 128.
+          query_rows: rows that share a list, from 1 to 1024.
+          offsets: whether lists are one behind the other (CSR), for lists of many lengths. None: if lists of one length would
+            have more than twice the entries.
+          device: torch tensors there; None: numpy arrays.
+
+        Returns:
+          blocks, int32 [batch, N, L, n] (packed [N, L, n]; with offsets [entries]), -1 behind a list's end; offsets if so; masks
+          and mask_ids if a tile is partial; block_size, query_rows and causal; packed, also cu_seqlens_q, cu_seqlens_k,
+          max_seqlen_q and max_seqlen_k.
+
+        Raises:
+          ValueError: more rows than keys, sizes that there are no kernels for, cu_seqlens that fall, both or neither length.
+          TypeError: what is no int, no bool.
+        """
+        packed = cu_seqlens is not None
+        if (seq_len is not None) == packed:
+            raise ValueError(f"[{_NAME}] give seq_len or cu_seqlens: " + ("not both" if packed else "neither is there"))
+        if cu_seqlens_k is not None and not packed:
+            raise ValueError(f"[{_NAME}] cu_seqlens_k is given without cu_seqlens")
+        if offsets is not None:
+            offsets = flag(_NAME, "offsets", offsets)
+        starts = None
+        if packed:
+            starts = (
+                _bounds("cu_seqlens", cu_seqlens),
+                _bounds("cu_seqlens_k", cu_seqlens if cu_seqlens_k is None else cu_seqlens_k),
+            )
+        asked = _Asked(
+            self,
+            None if packed else _length(seq_len),
+            starts,
+            self._heads(heads),
+            flag(_NAME, "causal", causal),
+            _whole("block_size", block_size, 1),
+            _whole("query_rows", query_rows, 1),
+            offsets,
+        )
+        return _arguments(asked, _whole("batch", batch, 1), None if device is None else str(device))
+
+    def mask(
+        self, seq_len: int | tuple[int, int], *, heads: int | None = None, causal: bool = False
+    ) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """bool [heads or 1, rows, keys], true where a row attends a key: pair by pair, for tests and pictures.
+
+        Args:
+          seq_len, heads, causal: as for ``lists``.
+        """
+        rows, keys = _length(seq_len)
+        if rows > keys:
+            raise ValueError(
+                f"[{_NAME}] a sequence has {rows} rows and {keys} keys: there must be no more rows than keys"
+            )
+        number = self._heads(heads) if heads is not None or self._differs() else 1
+        return _heddle.pattern_mask(list(self.expressions), number, rows, keys, flag(_NAME, "causal", causal))
+
+    def kept(
+        self,
+        seq_len: int | tuple[int, int],
+        *,
+        heads: int | None = None,
+        causal: bool = False,
+        block_size: int = 64,
+        query_rows: int = 64,
+    ) -> Kept:
+        """What is computed of a sequence, and what is met: the lists are made and counted.
+
+        Args:
+          seq_len, heads, causal, block_size, query_rows: as for ``lists``.
+        """
+        sizes = _whole("block_size", block_size, 1), _whole("query_rows", query_rows, 1)
+        asked = _Asked(self, _length(seq_len), None, self._heads(heads), flag(_NAME, "causal", causal), *sizes, None)
+        whole, partial, tiles, pairs, all_pairs = asked.made()[-1]
+        return Kept((whole + partial) / max(tiles, 1), pairs / max(all_pairs, 1), whole, partial, tiles)
+
+    def _differs(self) -> bool:
+        return len(self.expressions) > 1 or _heddle.pattern_by_head(self.expressions[0])
+
+    def _heads(self, heads: Any) -> int:
+        if heads is not None:
+            return _whole("heads", heads, 1)
+        if len(self.expressions) == 1 and self._differs():
+            raise ValueError(f"[{_NAME}] heads is missing: random draws for each head")
+        return len(self.expressions)
+
+
+class _Asked(NamedTuple):
+    """What lists are made of, but for the batch and where they go."""
+
+    pattern: Pattern
+    length: tuple[int, int] | None
+    starts: tuple[tuple[int, ...], tuple[int, ...]] | None  # cu_seqlens of rows and keys
+    heads: int
+    causal: bool
+    block_size: int
+    query_rows: int
+    offsets: bool | None
+
+    def made(self) -> tuple[Any, Any, Any, Any, tuple[int, int, int, int, int]]:
+        """Of the native module: offsets [L, N + 1], blocks, mask_ids, masks, and counts."""
+        packed = self.starts is not None
+        if self.starts is not None:
+            rows, keys = ([end - begin for begin, end in zip(x, x[1:])] for x in self.starts)
+            if len(rows) != len(keys):
+                raise ValueError(f"[{_NAME}] cu_seqlens has {len(rows)} sequences and cu_seqlens_k has {len(keys)}")
+            sequences = list(zip(rows, keys))
+        else:
+            assert self.length is not None
+            sequences = [self.length]
+        expressions = list(self.pattern.expressions)
+        sizes = self.block_size, self.query_rows
+        return _heddle.pattern_lists(expressions, self.heads, sequences, self.causal, *sizes, packed)
+
+
+def _of_one_length(offsets: Any, values: Any, n: int) -> Any:
+    """int32 [N, L, n] of what lies one behind the other, -1 behind each list's end."""
+    units, lists = offsets.shape[0], offsets.shape[1] - 1
+    out = np.full((lists, units, n), -1, np.int32)
+    begins, lengths = offsets[:, :-1].ravel(), np.diff(offsets, axis=1).ravel()
+    place = np.arange(len(values)) - np.repeat(begins, lengths)
+    unit, number = np.divmod(np.repeat(np.arange(units * lists), lengths), max(lists, 1))
+    out[number, unit, place] = values
+    return out
+
+
+@functools.lru_cache(maxsize=32)
+def _arrays(asked: _Asked) -> dict[str, Any]:
+    """What lists() returns, without a batch, as numpy arrays."""
+    offsets, blocks, ids, masks, _ = asked.made()
+    longest = int(np.diff(offsets, axis=1).max(initial=0))
+    csr = asked.offsets
+    if csr is None:
+        csr = offsets.shape[0] * (offsets.shape[1] - 1) * longest > 2 * len(blocks)
+    out: dict[str, Any] = {}
+    if csr:
+        out |= {"blocks": blocks, "mask_ids": ids, "offsets": offsets}
+    else:
+        out |= {name: _of_one_length(offsets, x, longest) for name, x in (("blocks", blocks), ("mask_ids", ids))}
+    if len(masks):
+        out["masks"] = masks
+    else:
+        del out["mask_ids"]
+    if asked.starts is not None:
+        for side, x in zip("qk", asked.starts):
+            out[f"cu_seqlens_{side}"] = np.asarray(x, np.int32)
+    for x in out.values():
+        x.flags.writeable = False  # whoever asks for the same gets these
+    return out
+
+
+@functools.lru_cache(maxsize=32)
+def _tensors(asked: _Asked, device: str) -> dict[str, Any]:
+    import torch
+
+    # Tensors for every mode, whichever is on where they are first asked for.
+    with torch.inference_mode(False):
+        return {name: torch.tensor(x, device=device) for name, x in _arrays(asked).items()}
+
+
+def _arguments(asked: _Asked, batch: int, device: str | None) -> dict[str, Any]:
+    out = dict(_arrays(asked) if device is None else _tensors(asked, device))
+    if asked.starts is None:
+        batched = ("offsets",) if "offsets" in out else ("blocks", "mask_ids")
+        for name in batched:
+            if name in out:
+                x = out[name]
+                shape = (batch, *x.shape)
+                out[name] = np.broadcast_to(x, shape) if device is None else x.expand(shape)
+    else:
+        longest = (max(end - begin for begin, end in zip(x, x[1:])) for x in asked.starts)
+        out |= zip(("max_seqlen_q", "max_seqlen_k"), longest)
+    causal = "bottom_right" if asked.causal else "none"
+    return out | {"block_size": asked.block_size, "query_rows": asked.query_rows, "causal": causal}
+
+
+def parse(expression: str) -> Pattern:
+    """The pattern of an expression such as ``"local(128) | strided(32) & sink(4)"``, in which & binds closer than |.
+
+    Its names are local, strided, dilated, sink, columns, rows, diagonals and random, with the numbers of the functions so called.
+
+    Raises:
+      ValueError: what is no pattern, with the character and what was expected there.
+      TypeError: what is no str.
+    """
+    return Pattern(expression)
+
+
+def _made(name: str, *numbers: Any, **named: Any) -> Pattern:
+    given = [f"{_whole(f'a number of {name}', x)}" for x in numbers]
+    given += [f"{key}={_whole(f'{key} of {name}', x)}" for key, x in named.items()]
+    return Pattern(f"{name}({', '.join(given)})")
+
+
+def local(left: int, right: int | None = None) -> Pattern:
+    """A window: the `left` keys before a row's position and the `right` after it (as many, if None), and its own."""
+    return _made("local", left) if right is None else _made("local", left, right)
+
+
+def strided(step: int) -> Pattern:
+    """The keys that are a multiple of `step` positions from the row, before and after. Child et al., arXiv 1904.10509."""
+    return _made("strided", step)
+
+
+def dilated(n: int, step: int) -> Pattern:
+    """The `n` keys to each side that are step, 2 * step, ... positions away, and the row's own. Beltagy et al., arXiv 2004.05150."""
+    return _made("dilated", n, step)
+
+
+def sink(n: int) -> Pattern:
+    """The first `n` keys of the sequence. Xiao et al., arXiv 2309.17453."""
+    return _made("sink", n)
+
+
+def columns(*keys: int) -> Pattern:
+    """These keys, by their positions, for every row."""
+    return _made("columns", *keys)
+
+
+def rows(*positions: int) -> Pattern:
+    """Every key, for the rows at these positions."""
+    return _made("rows", *positions)
+
+
+def diagonals(*distances: int) -> Pattern:
+    """The keys these distances before a row's position; negative ones are after it."""
+    return _made("diagonals", *distances)
+
+
+def random(n: int, size: int = 64, seed: int = 0) -> Pattern:
+    """Blocks of `size` rows and keys: each block of rows has `n` of the blocks of keys, or all if there are no more. Zaheer et al.,
+    arXiv 2007.14062.
+
+    Drawn for each head and block of rows from its number and the seed alone: everywhere the same, whatever the batch and the other
+    rows. With causality from the blocks up to the row's own, so that longer sequences begin as shorter ones do.
+    """
+    return _made("random", n, size=size, seed=seed)
+
+
+def a_shape(n: int, left: int) -> Pattern:
+    """``sink(n) | local(left, 0)``, with causality the A of Jiang et al., arXiv 2407.02490."""
+    return sink(n) | local(left, 0)
+
+
+def vertical_slash(keys: Iterable[int], distances: Iterable[int]) -> Pattern:
+    """``columns(*keys) | diagonals(*distances)``, of which Jiang et al., arXiv 2407.02490, choose some for each head."""
+    return columns(*keys) | diagonals(*distances)
+
+
+def global_tokens(*positions: int) -> Pattern:
+    """``rows(*positions) | columns(*positions)``: these attend all, and all attend them. Beltagy et al., arXiv 2004.05150."""
+    return rows(*positions) | columns(*positions)
+
+
+def by_head(*patterns: Pattern) -> Pattern:
+    """A pattern for each query head."""
+    for pattern in patterns:
+        if not isinstance(pattern, Pattern) or len(pattern.expressions) != 1:
+            raise TypeError(f"[{_NAME}] by_head has {pattern!r}: it must be a pattern for one head")
+    return Pattern(*(pattern.expressions[0] for pattern in patterns))
+
+
+def pack_masks(tiles: Array) -> Array:
+    """masks of ``heddle.sparse_attention``, int32 [M, query_rows, ceil(block_size / 32)], of bool [M, query_rows, block_size].
+
+    Args:
+      tiles: a numpy array or a torch tensor, true where the row meets the key.
+    """
+    x: Any = tiles
+    wide = -(-x.shape[-1] // 32) * 32
+    if is_torch(x):
+        import torch
+
+        bits = torch.nn.functional.pad(x.bool(), (0, wide - x.shape[-1])).unflatten(-1, (-1, 32))
+        places = torch.arange(32, device=x.device)
+        words = (bits.long() << places).sum(-1)
+        return torch.where(words < 2**31, words, words - 2**32).int()  # type: ignore[return-value]
+    x = np.asarray(x, bool)
+    padded = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, wide - x.shape[-1])])
+    return np.packbits(padded, axis=-1, bitorder="little").view("<i4").astype(np.int32)  # type: ignore[return-value]
+
+
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    pattern: Pattern | str,
+    *,
+    causal: bool = False,
+    cu_seqlens_q: AnyArray | Sequence[int] | None = None,
+    cu_seqlens_k: AnyArray | Sequence[int] | None = None,
+    block_size: int = 64,
+    query_rows: int = 64,
+    **options: Any,
+) -> Any:
+    """Attention under a pattern: ``heddle.sparse_attention`` with the pattern's lists, which are made once for each length and kept.
+
+    Args:
+      q, k, v: as for ``sparse_attention``: [B, Sq, H, D], [B, Sk, Hkv, D], [B, Sk, Hkv, Dv], or packed. Rows are the last positions.
+      pattern: a Pattern, or its expression.
+      causal: a row attends no key behind its own position.
+      cu_seqlens_q, cu_seqlens_k: of packed sequences: int32 [sequences + 1], or ints. On a GPU they are waited for, ints are not.
+      block_size, query_rows: of the lists; see ``Pattern.lists``.
+      options: those of ``sparse_attention`` beside lists, and return_lse.
+
+    Returns:
+      as ``sparse_attention``.
+
+    Raises:
+      ValueError: as ``Pattern.lists`` and ``sparse_attention``.
+      TypeError: a causal that is no bool, a pattern that is none.
+    """
+    if isinstance(pattern, str):
+        pattern = parse(pattern)
+    if not isinstance(pattern, Pattern):
+        raise TypeError(f"[{_NAME}] pattern is a {type(pattern).__name__}: it must be a Pattern, or a str")
+    if isinstance(causal, str) and causal in CAUSAL_CODES:
+        raise TypeError(f"[{_NAME}] causal is {causal!r}: it must be True or False, as rows are the last positions")
+    of_q, of_k = (_shape(x, name) for x, name in ((q, "q"), (k, "k")))
+    make: Callable[..., dict[str, Any]] = functools.partial(
+        pattern.lists,
+        heads=of_q[-2],
+        causal=causal,
+        block_size=block_size,
+        query_rows=query_rows,
+        device=q.device if is_torch(q) else None,  # type: ignore[attr-defined]
+    )
+    if cu_seqlens_q is not None:
+        lists = make(cu_seqlens=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    else:
+        lists = make((of_q[1], of_k[1]), batch=max(of_q[0], 1))
+    return sparse_attention(q, k, v, **lists, **options)
+
+
+def _shape(x: Any, name: str) -> tuple[int, ...]:
+    shape = tuple(x.shape) if hasattr(x, "shape") else _heddle.describe(x, "sparse_attention_forward", name)[0]
+    if len(shape) < 3:
+        raise ValueError(f"[{_NAME}] {name} is {list(shape)}: it must be [B, S, H, D], or packed [total, H, D]")
+    return shape
