@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Builds the site of the pages, build/docs/index.html, which needs no network to be read: the Markdown files as they are, and the
 # reference of Python (docstrings), C++ (the public headers) and the command (its --help). A warning is an error: a link or an
-# anchor that leads nowhere, a page that docs/README.md does not list, a public name without a place. `--check` looks for these and
-# writes no site.
+# anchor that leads nowhere, a page that docs/README.md does not list, a file of results that is not there, a public name without a
+# place. `--check` looks for these and writes no site.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -117,12 +117,11 @@ fuzz() {
 
 step format "clang-format and ruff agree with every source" format
 step types "mypy agrees with the annotations of the Python package" "$python" -m mypy
-step links "links of the pages lead somewhere" "$python" scripts/check_links.py
 step layers "includes follow the arrows of docs/architecture.md" "$python" scripts/check_layers.py
 step headers "each header of the CPU's kernels compiles alone" scripts/check_cpu_headers.sh
 step release "library, GPU kernels, command, Python module, tests and benchmarks, optimised" release
 step hand_overs "machine code of Hopper's kernels: no memory is given back while it is read" hand_overs
-step consumer "users' projects: find_package, pkg-config, add_subdirectory" scripts/test_consumer.sh
+step consumer "users' projects: find_package, pkg-config, FetchContent" scripts/test_consumer.sh
 step sanitize "the C++ tests under the address and undefined-behaviour sanitizers" sanitize
 step fuzz "fuzzers of files, arguments and low-bit weights, a minute" fuzz
 step neon "NEON kernels over the smaller cases of the table, under an emulator" scripts/test_neon.sh

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A user's project builds against Heddle: installed static, installed shared (both moved after the install), by
-# pkg-config, and as a subdirectory with the tests off; with GPU kernels that far that the first is compiled.
+# pkg-config, and by FetchContent, which is add_subdirectory; with GPU kernels that far that the first is compiled.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD
@@ -53,17 +53,21 @@ for kind in static shared; do
   "${CXX:-g++}" tests/consumer/main.cc -o "$build/pkg-config-$kind" $flags
   say "pkg-config-$kind" env LD_LIBRARY_PATH="$(dirname "$pc")" "$build/pkg-config-$kind"
 done
-# README's example, with the flags that pkg-config last gave.
-sed -n '/^```cpp$/,/^```$/{/^```/d;p}' README.md >"$build/readme.cc"
-# shellcheck disable=SC2086
-"${CXX:-g++}" "$build/readme.cc" -o "$build/readme" $flags
-printed=$(LD_LIBRARY_PATH=$(dirname "$pc") "$build/readme")
-[[ $printed == 0.5 ]] || { echo "README's example printed '$printed', and README says 0.5" >&2; exit 1; }
-echo "README's example: printed 0.5"
-consume add_subdirectory -DHEDDLE_SOURCE="$root" -DHEDDLE_BUILD_TESTS=OFF -DHEDDLE_CUDA=OFF
+# The pages' programs, with the flags that pkg-config last gave.
+for page in README.md docs/kv_cache.md; do
+  example=$build/$(basename "$page" .md)
+  sed -n '/^```cpp$/,/^```$/{/^```/d;p}' "$page" >"$example.cc"
+  says=$(sed -nE 's/.*\b(it|this) prints `([^`]*)`.*/\2/p' "$page")
+  # shellcheck disable=SC2086
+  "${CXX:-g++}" "$example.cc" -o "$example" $flags
+  printed=$(LD_LIBRARY_PATH=$(dirname "$pc") "$example")
+  [[ -n $says && $printed == "$says" ]] || { echo "the program of $page printed '$printed', and the page says '$says'" >&2; exit 1; }
+  echo "the program of $page: printed $printed"
+done
+consume FetchContent -DHEDDLE_SOURCE="$root" -DHEDDLE_CUDA=OFF
 
 # There a kernel's compiler is started by Heddle's launcher alone: no ccache is the user's choice.
-kernel=heddle/src/CMakeFiles/heddle.dir/cuda/any/attention_bwd_rows/launch.cu.o
+kernel=_deps/heddle-build/src/CMakeFiles/heddle.dir/cuda/any/attention_bwd_rows/launch.cu.o
 cmake -S tests/consumer -B "$build-cuda" -G Ninja -DHEDDLE_SOURCE="$root" -DHEDDLE_CUDA=ON >"$build/cuda.log"
 cmake --build "$build-cuda" --target "$kernel" >>"$build/cuda.log" || { cat "$build/cuda.log"; exit 1; }
-echo "add_subdirectory with GPU kernels: compiles"
+echo "FetchContent with GPU kernels: compiles"

@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from sphinx.util import inspect  # noqa: E402
+from sphinx.util import inspect, logging  # noqa: E402
 from text import ROOT, escaped  # noqa: E402
+
+logger = logging.getLogger(__name__)
 
 project = "Heddle"
 author = "The Heddle authors"
@@ -57,6 +59,13 @@ def pages_by_section() -> dict[str, list[str]]:
     return sections
 
 
+def look_for_results(app, page, source):
+    """A file of bench/results that a page names without a link is there."""
+    for name in re.findall(r"`(bench/results/[^`*]+\.json)`", source[0]):
+        if not (ROOT / name).exists():
+            logger.warning("there is no %s", name, location=page)
+
+
 def add_navigation(app, page, source):
     """Of the first page all sections, of the kernels' page its own."""
     if page == root_doc:
@@ -96,6 +105,7 @@ def whole_signature(app, what, name, value, options, arguments, returned):
 
 
 def setup(app):
+    app.connect("source-read", look_for_results)
     app.connect("source-read", add_navigation)
     app.connect("autodoc-process-docstring", escape_docstring, priority=100)  # before napoleon
     app.connect("autodoc-process-signature", whole_signature)

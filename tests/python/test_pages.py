@@ -14,7 +14,16 @@ PRINTED = re.compile(r"^\s*print\(.*\)  # (.*)$", re.MULTILINE)
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/start.md", "docs/serving.md", "docs/sparse.md", "docs/patterns.md", "docs/nsa.md"]
+    "page",
+    [
+        "README.md",
+        "docs/start.md",
+        "docs/kv_cache.md",
+        "docs/serving.md",
+        "docs/sparse.md",
+        "docs/patterns.md",
+        "docs/nsa.md",
+    ],
 )
 def test_the_blocks_of_a_page_print_what_it_says(page, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
@@ -97,3 +106,8 @@ def test_errors_are_as_the_page_quotes_them():
     for words, call in calls.items():
         with pytest.raises((ValueError, TypeError, RuntimeError, FileNotFoundError), match=re.escape(words)):
             call()
+
+
+def test_the_citation_has_the_version_that_is_built():
+    built = re.search(r"project\(heddle VERSION ([0-9.]+)", (ROOT / "CMakeLists.txt").read_text())[1]
+    assert re.findall(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE) == [built]
