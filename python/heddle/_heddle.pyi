@@ -15,9 +15,7 @@ _LayerReport: TypeAlias = tuple[
     str, str, str, str, tuple[int, int], float, float, float, tuple[int, int], int, int, float
 ]
 
-_Piece: TypeAlias = tuple[
-    int, int, int, int, int, int, int, int, int, bytes, bytes, bytes, bytes, int, int, bool
-]
+_Piece: TypeAlias = tuple[int, int, int, int, int, int, int, int, int, bytes, bytes, bytes, bytes, int, int, bool]
 
 _Described: TypeAlias = tuple[tuple[int, ...], int]  # an array's shape, and the code of its dtype
 
