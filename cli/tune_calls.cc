@@ -166,12 +166,13 @@ PreparedCall prepared(const char* candidate, const AttentionExample& call, Pass 
           }};
 }
 
-PreparedCall prepared(const char* candidate, const SparseExample& call, Pass) {
+PreparedCall prepared(const char* candidate, const SparseExample& call, Pass pass) {
   struct Call {
     Bench bench = {};
     AttentionOptions options = {};
     BlockLists lists = {};
-    TensorView q = {}, k = {}, v = {}, o = {};
+    TensorView q = {}, k = {}, v = {}, o = {}, lse = {}, d_o = {};
+    AttentionGradients gradients = {};
   };
   const auto c = std::make_shared<Call>();
   c->options.force = candidate;
@@ -180,6 +181,27 @@ PreparedCall prepared(const char* candidate, const SparseExample& call, Pass) {
   c->k = c->bench.random({call.B, call.S, call.Hkv, call.D}, call.dtype);
   c->v = c->bench.random({call.B, call.S, call.Hkv, call.D}, call.dtype);
   c->o = c->bench.empty({call.B, call.S, call.H, call.D}, call.dtype);
+  if (pass == Pass::backward) {
+    c->lse = c->bench.empty({call.B, call.H, call.S}, DType::f32);
+    c->d_o = c->bench.random({call.B, call.S, call.H, call.D}, call.dtype);
+    c->gradients.dq = c->bench.empty({call.B, call.S, call.H, call.D}, call.dtype);
+    c->gradients.dk = c->bench.empty({call.B, call.S, call.Hkv, call.D}, call.dtype);
+    c->gradients.dv = c->bench.empty({call.B, call.S, call.Hkv, call.D}, call.dtype);
+    return {[c] { return explain_sparse_attention_backward(c->q, c->k, c->v, c->lists, c->gradients, c->options); },
+            [c] {
+              AttentionOptions free = c->options;
+              free.force.clear();
+              const Runtime before =
+                  c->bench.runtime(sparse_attention_forward_workspace(c->q, c->k, c->v, c->lists, free));
+              c->bench.run([&] { sparse_attention_forward(c->q, c->k, c->v, c->lists, c->o, c->lse, free, before); });
+              const Runtime runtime = c->bench.runtime(
+                  sparse_attention_backward_workspace(c->q, c->k, c->v, c->lists, c->gradients, c->options));
+              return c->bench.median([&] {
+                sparse_attention_backward(c->q, c->k, c->v, c->lists, c->o, c->lse, c->d_o, {}, c->gradients,
+                                          c->options, runtime);
+              });
+            }};
+  }
   return {[c] { return explain_sparse_attention(c->q, c->k, c->v, c->lists, c->options); },
           [c] {
             const Runtime runtime =

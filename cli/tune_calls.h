@@ -15,8 +15,10 @@ namespace heddle::cli {
 
 template <class Problem>
 constexpr Pass kPass =
-    std::is_same_v<Problem, AttentionBackwardProblem> || std::is_same_v<Problem, LinearBackwardProblem> ? Pass::backward
-                                                                                                        : Pass::forward;
+    std::is_same_v<Problem, AttentionBackwardProblem> || std::is_same_v<Problem, SparseBackwardProblem> ||
+            std::is_same_v<Problem, LinearBackwardProblem>
+        ? Pass::backward
+        : Pass::forward;
 
 // A call on the current GPU, of tensors drawn at random.
 struct PreparedCall {

@@ -66,10 +66,12 @@ Work work_of(const AttentionExample& call, Pass pass);
 Work work_of(const LinearExample& call, Pass pass);
 // Keys and values of all lists, one after the other: what moves by blocks and what moves by rows both grow as this
 // does.
-inline Work work_of(const SparseExample& call, Pass) {
+inline Work work_of(const SparseExample& call, Pass pass) {
+  const double products = pass == Pass::forward ? 2 : 5;
   const auto keys = static_cast<double>(call.B * call.Hkv * call.lists() * call.entries * call.block_size);
   const auto rows = static_cast<double>(call.H / call.Hkv * call.query_rows), size = static_cast<double>(call.D);
-  return {.flops = 4 * rows * keys * size, .bytes = 2 * keys * size * static_cast<double>(size_of(call.dtype))};
+  return {.flops = 2 * products * rows * keys * size,
+          .bytes = 2 * keys * size * static_cast<double>(size_of(call.dtype))};
 }
 // Products with the half of pooled keys that positions see.
 inline Work work_of(const SelectExample& call, Pass) {

@@ -82,7 +82,7 @@ struct SparseProblem : AttentionProblem {
   KeyLists lists;
 };
 struct SparseBackwardProblem : AttentionBackwardProblem {
-  using Example = void;  // attention's says nothing of lists, and no GPU has two kernels to compare
+  using Example = SparseExample;
 
   KeyLists lists;
 };

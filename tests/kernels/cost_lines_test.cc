@@ -44,12 +44,16 @@ Answer answer(const Kernel<Problem>& kernel, const AttentionExample& c) {
                    kernel.name);
 }
 
-Answer answer(const SparseForwardKernel& kernel, const SparseExample& c) {
+template <class Problem>
+Answer answer(const Kernel<Problem>& kernel, const SparseExample& c) {
   BlockLists lists{.blocks = view(DType::i32, {c.B, c.lists(), c.Hkv, c.entries}), .counts = {}, .offsets = {}};
   lists.block_size = c.block_size;
   lists.query_rows = c.query_rows;
   const TensorView q = view(c.dtype, {c.B, c.S, c.H, c.D}), k = view(c.dtype, {c.B, c.S, c.Hkv, c.D});
-  return answer_of(explain_sparse_attention_on(h200(), q, k, k, lists, {}), kernel.name);
+  return answer_of(std::is_same_v<Problem, SparseProblem>
+                       ? explain_sparse_attention_on(h200(), q, k, k, lists, {})
+                       : explain_sparse_attention_backward_on(h200(), q, k, k, lists, {}, {}),
+                   kernel.name);
 }
 
 Answer answer(const SelectKernel& kernel, const SelectExample& c) {

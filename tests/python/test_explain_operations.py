@@ -224,7 +224,7 @@ def test_lists_that_tiles_of_rows_share_on_hopper(backward):
         chosen = on("h200", lists).chosen
         assert chosen.name == "sm90_tiles" and "that a list names" in chosen.plan or backward
         assert chosen.name == "sm90_tiles" and "whose lists name them" in chosen.plan or not backward
-    assert on("h100", (1, 32, 1, 8), block_size=64, deterministic=True).chosen.name == "sm90_tiles"
+    assert on("h100", (1, 32, 1, 32), block_size=64, deterministic=True).chosen.name == "sm90_tiles"
     assert on("a100", (1, 32, 1, 4)).chosen.name == "sm80"
     # Rows of heads that share a list fill tiles of the forward; those of the backward are of one head.
     assert refusal("h100", (1, 128, 1, 4), query_rows=32) == (

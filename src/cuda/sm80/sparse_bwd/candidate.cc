@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "core/check.h"
-#include "cuda/any/moved_bytes.h"
 #include "cuda/common/requirements.h"
+#include "cuda/cost.h"
 #include "cuda/kernels.h"
 #include "cuda/sm80/sparse_bwd/host.h"
 
@@ -30,11 +30,16 @@ Refusal supports(const SparseBackwardProblem& p) {
   return "";
 }
 
+constexpr CostLine<SparseBackwardProblem> kCosts[] = {
+    {"sm80_sparse_bwd", {2e-6, 0, 1.8e12}, {DType::bf16, 1, 32, 8, 16384, 128, 1, 64, 16}},
+};
+
 // Each pair reads its rows of q and d_o, and writes and reads a partial result.
 double estimate(const SparseBackwardProblem& p, int /*workers*/) {
   const Plan plan = plan_of(p);
   const double rows = static_cast<double>(plan.lists * plan.units * plan.rows) * static_cast<double>(p.lists.typical);
-  return any::seconds_of_moving(rows * (2.0 * static_cast<double>(p.D + p.Dv) + 4.0 * plan.head * plan.subs), 1.8e12);
+  const Cost& cost = cost_of(kCosts[0]);
+  return cost.fixed + rows * (2.0 * static_cast<double>(p.D + p.Dv) + 4.0 * plan.head * plan.subs) / cost.bytes;
 }
 
 std::string describe(const SparseBackwardProblem& p, int /*workers*/) {
@@ -57,6 +62,7 @@ const SparseBackwardKernel kSm80SparseBackward = {
     .launch = [](const SparseBackwardProblem& p,
                  const Runtime& runtime) { launch(p, runtime.workspace.data, runtime.stream); },
     .describe = describe,
+    .costs = kCosts,
 };
 
 }  // namespace heddle::cuda

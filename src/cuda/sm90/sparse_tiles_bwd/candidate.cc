@@ -7,6 +7,7 @@
 #include "cuda/common/device.h"
 #include "cuda/common/requirements.h"
 #include "cuda/common/tile_lists/host.h"
+#include "cuda/cost.h"
 #include "cuda/kernels.h"
 #include "cuda/sm90/attention_bwd/launch.h"
 #include "cuda/sm90/sparse_tiles_bwd/variants.h"
@@ -68,14 +69,20 @@ Refusal supports(const SparseBackwardProblem& p) {
 }
 
 // Flops of blocks of 128 keys; predicted, not measured.
+constexpr CostLine<SparseBackwardProblem> kCosts[] = {
+    {"sm90_tiles_bwd d64", {30e-6, 420e12, 0}, {DType::bf16, 1, 16, 16, 16384, 64, 128, 128, 32}},
+    {"sm90_tiles_bwd d128", {30e-6, 490e12, 0}, {DType::bf16, 1, 16, 16, 16384, 128, 128, 128, 32}},
+};
+
 double estimate(const SparseBackwardProblem& p, int /*workers*/) {
-  constexpr double kFixed = 30e-6, kRates[] = {420e12, 490e12}, kBytes = 3e12;
+  constexpr double kBytes = 3e12;
   const Variant& v = variant_for(p);
   const double rows = static_cast<double>(p.B * p.H * p.Sq), columns = static_cast<double>(v.columns);
   const double keys = static_cast<double>(p.lists.typical * p.lists.block_size);
-  const double rate = kRates[v.tiles.head <= 64 ? 0 : 1] * (p.lists.block_size < 128 ? 0.6 : 1);
+  const Cost& cost = cost_of(kCosts[v.tiles.head <= 64 ? 0 : 1]);
+  const double rate = cost.flops * (p.lists.block_size < 128 ? 0.6 : 1);
   // Sums of dq are cleared, added to and rounded, and o and d_o read.
-  return kFixed + rows * (5.0 * static_cast<double>(p.D + p.Dv) * keys / rate + 14.0 * columns / kBytes);
+  return cost.fixed + rows * (5.0 * static_cast<double>(p.D + p.Dv) * keys / rate + 14.0 * columns / kBytes);
 }
 
 // Where everything lies in the workspace. Without memory for it nothing is started.
@@ -127,6 +134,7 @@ const SparseBackwardKernel kSm90TilesBackward = {
     .workspace = workspace,
     .launch = launch,
     .describe = describe,
+    .costs = kCosts,
 };
 
 }  // namespace heddle::cuda
