@@ -17,6 +17,7 @@ struct KeyLists {
   std::int64_t units = 1, entries = 0;  // L, and n, or all entries beside offsets
   std::int64_t typical = 0;             // entries of a list: n, or the mean
   std::int64_t block_size = 64, query_rows = 1;
+  bool by_offsets = false;  // there are offsets, though they may be to come
 
   // The list of row i of sequence b for head unit l; its entries may be anything.
   constexpr std::span<const std::int32_t> list(const AttentionProblem& p, std::int64_t b, const Sequence& s,

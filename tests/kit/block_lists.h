@@ -29,4 +29,12 @@ struct CaseLists {
   void write_mask(CaseData& data) const;
 };
 
+// The same lists one behind the other.
+struct CsrLists {
+  HostTensor blocks, offsets;
+  BlockLists views;
+
+  explicit CsrLists(const CaseLists& lists);
+};
+
 }  // namespace heddle::kit

@@ -6,7 +6,7 @@ import pytest
 import torch
 from dlpack_kit import Producer
 from kit import assert_accurate
-from sparse_kit import CASES, DV, HKV, KEYS, OPS, ROWS, Call, D, H, in_double, ints, masked_attention, sample
+from sparse_kit import CASES, DV, HKV, KEYS, OPS, ROWS, Call, D, H, csr, in_double, ints, masked_attention, sample
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 
@@ -282,20 +282,6 @@ def test_explain(backward):
         heddle.explain_sparse_attention(*tensors, **{**given, "block_size": 48})
     with pytest.raises(ValueError, match=r"\[explain_sparse_attention\] blocks is int64: it must be int32"):
         heddle.explain_sparse_attention(*tensors[:3], call.blocks.long(), **given)
-
-
-def csr(blocks, counts):
-    """blocks [entries] and offsets of the same lists, one behind the other."""
-    batched = blocks.dim() == 4
-    blocks = blocks.transpose(-3, -2)  # head units before lists
-    there = torch.arange(blocks.shape[-1]) < (
-        torch.full(blocks.shape[:-1], blocks.shape[-1]) if counts is None else counts.transpose(-2, -1)
-    ).unsqueeze(-1)
-    ends = there.sum(-1).flatten().cumsum(0)
-    lead = (blocks.shape[0], blocks.shape[1]) if batched else (blocks.shape[0],)
-    ends = ends.view(*lead, -1)
-    starts = torch.cat([torch.zeros(1, dtype=ends.dtype), ends[..., -1].flatten()[:-1]]).view(*lead, 1)
-    return blocks[there], torch.cat([starts, ends], -1).int()
 
 
 @pytest.mark.parametrize("name", CASES)
