@@ -157,7 +157,7 @@ TEST_F(ExplainOn, ListsByOffsets) {
         "a time, partial results of 16 rows in float16 joined in the order of slots");
   }
   EXPECT_EQ(plan(on(kRows, kRows, csr, Pass::backward), "sm80"),
-            "by blocks of 64 keys, 64 at a time: rows that name one, lists of up to 368053 entries at a time, partial "
+            "by blocks of 64 keys, 64 at a time: rows that name one, lists of up to 368055 entries at a time, partial "
             "results of dq of 16 rows in float16 joined in the order of slots, dk and dv in that of lists");
   // A list may have as many entries as there are, of which no more say something than a sequence has blocks.
   EXPECT_EQ(plan(on(kRows, 1 << 20, by_offsets(1 << 30, kRows)), "sm80").substr(0, 9), "by blocks");

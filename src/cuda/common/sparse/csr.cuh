@@ -96,7 +96,7 @@ struct Steps {
 // threadIdx.x, of which nothing is computed ahead and kept.
 __device__ __forceinline__ int this_thread() { return recomputed(static_cast<int>(threadIdx.x)); }
 
-// visit(n), n from 0 to count - 1, by kThreads of each CTA for each `lanes` of them.
+// visit(n) for n from 0 to count - 1, each by kLanes threads side by side.
 template <int kThreads, int kLanes = 1, class Visit>
 __device__ __forceinline__ void for_threads(std::int64_t count, Visit visit) {
   constexpr int kAtOnce = kThreads / kLanes;
@@ -110,9 +110,8 @@ __device__ __forceinline__ void for_threads(std::int64_t count, Visit visit) {
 // A function of its own, so that a caller keeps nothing for it.
 static __device__ __noinline__ void await_grid() { cooperative_groups::this_grid().sync(); }
 
-// Rounds to the last list, of a grid whose CTAs are all on the chip. meet_item(n): tile of keys n()
-// of all items';
-// join(round): what becomes of partial results. In the latter all threads are.
+// Rounds to the last list, of a grid whose CTAs are all on the chip. meet_item(n): what a CTA does with a tile of an
+// item's keys, number n() of all such tiles. join(round): what becomes of a round's partial results, by all threads.
 template <int kThreads, class MeetItem, class Join>
 __device__ __forceinline__ void for_rounds(const Index& p, const Csr& c, MeetItem meet_item, Join join) {
   __shared__ Steps steps;
