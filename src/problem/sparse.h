@@ -17,6 +17,7 @@ struct KeyLists {
   std::int64_t units = 1, entries = 0;  // L, and n, or all entries beside offsets
   std::int64_t typical = 0;             // entries of a list: n, or the mean
   std::int64_t block_size = 64, query_rows = 1;
+  bool by_offsets = false;  // there are offsets, though they may be to come
   bool masked = false;  // the rest is there then
   const std::int32_t *masks = nullptr, *mask_ids = nullptr;
   std::int64_t mask_count = 0;                                           // M

@@ -119,6 +119,56 @@ TEST_F(ExplainOn, PlansInWords) {
             "in the product, 128 tiles on 132 multiprocessors");
 }
 
+// Lists of one length, or one behind the other, of two kv heads: which way is taken, and what is not.
+TEST_F(ExplainOn, ListsByOffsets) {
+  const auto on = [](std::int64_t rows, std::int64_t keys, const BlockLists& lists, Pass pass = Pass::forward) {
+    const TensorView q = view(DType::bf16, {1, rows, 32, 128}), k = view(DType::bf16, {1, keys, 2, 128});
+    const GpuModel& gpu = gpu_model_named("h100");
+    return pass == Pass::forward ? explain_sparse_attention_on(gpu, q, k, k, lists, {})
+                                 : explain_sparse_attention_backward_on(gpu, q, k, k, lists, {}, {});
+  };
+  const auto plan = [](const std::vector<Candidate>& list, const std::string& name) {
+    for (const Candidate& candidate : list) {
+      if (candidate.name == name) return candidate.supported ? candidate.plan : candidate.reason;
+    }
+    return std::string("there is no such candidate");
+  };
+  const auto by_offsets = [](std::int64_t entries, std::int64_t lists, std::int64_t query_rows = 1,
+                             std::int64_t block_size = 64) {
+    return BlockLists{.blocks = view(DType::i32, {entries}),
+                      .counts = {},
+                      .offsets = view(DType::i32, {1, 2, lists + 1}),
+                      .block_size = block_size,
+                      .query_rows = query_rows};
+  };
+  constexpr std::int64_t kRows = 8192;
+  BlockLists padded{.blocks = view(DType::i32, {1, kRows, 2, 16}), .counts = {}, .offsets = {}};
+  EXPECT_TRUE(plan(on(kRows, kRows, padded), "sm90").starts_with("16 neighbouring lists together"));
+  padded.blocks = view(DType::i32, {1, kRows, 2, 1025});
+  EXPECT_EQ(plan(on(kRows, kRows, padded), "sm90"),
+            "lists must have no more than 1024 entries, not 1025; longer ones are taken one behind the other, by "
+            "offsets");
+
+  const BlockLists csr = by_offsets(2 * kRows * 16, kRows);
+  for (const char* candidate : {"sm90", "sm80"}) {
+    EXPECT_EQ(
+        plan(on(kRows, kRows, csr), candidate),
+        "by blocks of 64 keys, 64 at a time: rows that name one in tiles of 128, lists of up to 226719 entries at "
+        "a time, partial results of 16 rows in float16 joined in the order of slots");
+  }
+  EXPECT_EQ(plan(on(kRows, kRows, csr, Pass::backward), "sm80"),
+            "by blocks of 64 keys, 64 at a time: rows that name one, lists of up to 368055 entries at a time, partial "
+            "results of dq of 16 rows in float16 joined in the order of slots, dk and dv in that of lists");
+  // A list may have as many entries as there are, of which no more say something than a sequence has blocks.
+  EXPECT_EQ(plan(on(kRows, 1 << 20, by_offsets(1 << 30, kRows)), "sm80").substr(0, 9), "by blocks");
+  EXPECT_EQ(plan(on(kRows, kRows, by_offsets(1 << 30, kRows / 4, 4)), "sm90"),
+            "by rows: tiles of 64 of the 64 that share a list by 64 keys");
+  EXPECT_EQ(plan(on(kRows, 16 * 32769, by_offsets(1 << 20, kRows / 4, 4, 16)), "sm90"),
+            "lists by offsets of 64 rows each name no more than 32768 blocks of keys, not 32769");
+  EXPECT_EQ(plan(on(kRows, 16 * 32768, by_offsets(1 << 20, kRows / 4, 4, 16)), "sm90"),
+            "by rows: tiles of 64 of the 64 that share a list by 64 keys");
+}
+
 // A launch has at most 2^30 blocks: of one sequence more the kernels say so, instead of counting past what int holds.
 TEST_F(ExplainOn, MoreTilesThanALaunchHas) {
   struct Limit {

@@ -88,50 +88,9 @@ TEST_P(Sparse, BitsDoNotDependOnThreadsOrOnTheOrderOfAList) {
   });
 }
 
-// The same lists one behind the other.
-struct Csr {
-  HostTensor blocks, offsets, mask_ids;
-  BlockLists views;
-
-  explicit Csr(const CaseLists& lists) {
-    const TensorView& padded = lists.blocks.view();
-    const int n = padded.rank - 3;  // the extent of lists
-    const std::int64_t batches = n == 0 ? 1 : padded.shape[0], count = padded.shape[n], units = padded.shape[n + 1],
-                       entries = padded.shape[n + 2];
-    std::vector<std::int64_t> extents{units, count + 1};
-    if (n == 1) extents.insert(extents.begin(), batches);
-    offsets = HostTensor::input(DType::i32, extents);
-    std::vector<double> all, ids;
-    std::int64_t at = 0;
-    for (std::int64_t b = 0; b < batches; ++b) {
-      for (std::int64_t l = 0; l < units; ++l) {
-        for (std::int64_t k = 0; k < count; ++k) {
-          const std::int64_t list = (b * count + k) * units + l;
-          offsets.set(at++, static_cast<double>(all.size()));
-          const double length = lists.counts.given() ? lists.counts.get(list) : static_cast<double>(entries);
-          for (std::int64_t e = 0; e < entries && static_cast<double>(e) < length; ++e) {
-            all.push_back(lists.blocks.get(list * entries + e));
-            if (lists.masks.given()) ids.push_back(lists.mask_ids.get(list * entries + e));
-          }
-        }
-        offsets.set(at++, static_cast<double>(all.size()));
-      }
-    }
-    blocks = HostTensor::input(DType::i32, {static_cast<std::int64_t>(all.size())});
-    for (std::size_t k = 0; k < all.size(); ++k) blocks.set(static_cast<std::int64_t>(k), all[k]);
-    if (lists.masks.given()) mask_ids = HostTensor::input(DType::i32, {static_cast<std::int64_t>(ids.size())});
-    for (std::size_t k = 0; k < ids.size(); ++k) mask_ids.set(static_cast<std::int64_t>(k), ids[k]);
-    views = lists.views;
-    views.blocks = blocks.view();
-    views.counts = {};
-    views.offsets = offsets.view();
-    views.mask_ids = mask_ids.view();
-  }
-};
-
 TEST_P(Sparse, ListsMayLieOneBehindTheOther) {
   SparseRunner runner(GetParam());
-  const Csr csr(runner.lists);
+  const CsrLists csr(runner.lists);
   const auto o = [&](const BlockLists& lists) { return run(runner.data, lists, "reference").o; };
   EXPECT_TRUE(o(csr.views).same_bits(o(runner.lists.views)));
   on_each_target([&] {

@@ -31,4 +31,12 @@ struct CaseLists {
   void write_mask(CaseData& data) const;
 };
 
+// The same lists one behind the other.
+struct CsrLists {
+  HostTensor blocks, offsets, mask_ids;
+  BlockLists views;
+
+  explicit CsrLists(const CaseLists& lists);
+};
+
 }  // namespace heddle::kit

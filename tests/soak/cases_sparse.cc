@@ -54,6 +54,30 @@ void sparse_attention(Table& table, bool hopper) {
                                  .query_rows = 256,
                                  .units = 1,
                                  .entries = 16});
+  // One behind the other: a grid that goes from round to round, and lists of more blocks than are gone through at a
+  // time.
+  both("by offsets", {.B = 2, .H = 32, .Hkv = 2, .S = 1024, .D = 128, .units = 2, .entries = 12, .by_offsets = true});
+  both("by offsets, two tiles a block", {.dtype = DType::f16,
+                                         .B = 3,
+                                         .H = 16,
+                                         .Hkv = 4,
+                                         .S = 1000,
+                                         .D = 64,
+                                         .block = 128,
+                                         .units = 16,
+                                         .entries = 8,
+                                         .by_offsets = true});
+  forward("by offsets, lists of 64 rows", {.B = 1,
+                                           .H = 16,
+                                           .Hkv = 1,
+                                           .S = 10000,
+                                           .rows = 400,
+                                           .D = 128,
+                                           .block = 16,
+                                           .query_rows = 4,
+                                           .units = 1,
+                                           .entries = 1500,
+                                           .by_offsets = true});
   // Neighbours together: rings that go round many times.
   forward("many blocks", {.B = 1, .H = 32, .Hkv = 2, .S = 6000, .D = 128, .units = 2, .entries = 24});
   forward("many blocks of two tiles",

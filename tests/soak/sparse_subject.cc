@@ -88,26 +88,51 @@ class SparseCall : public Subject {
     return held.back()->data();
   }
 
-  // The first block, the row's own, and others, some twice and some that are none.
+  // The first block, the row's own, and others, some twice and some that are none. By offsets, lists of other lengths:
+  // every seventh is empty.
   void make_lists(std::uint64_t seed) {
     std::mt19937_64 random(seed);
     const int of_sequence = (sq + s.query_rows - 1) / s.query_rows, blocks = (s.S + s.block - 1) / s.block;
-    std::vector<std::int32_t> entries;
+    std::vector<std::vector<std::int32_t>> named(static_cast<std::size_t>(s.B) * of_sequence * s.units);
     std::vector<std::uint8_t> open(static_cast<std::size_t>(s.B) * s.H * sq * s.S);
+    const auto at = [&](int b, int n, int unit) {
+      return (static_cast<std::size_t>(b) * of_sequence + n) * s.units + unit;
+    };
     for (int b = 0; b < s.B; ++b) {
       for (int n = 0; n < of_sequence; ++n) {
         for (int unit = 0; unit < s.units; ++unit) {
-          for (int slot = 0; slot < s.entries; ++slot) {
+          const int length = !s.by_offsets ? s.entries
+                             : at(b, n, unit) % 7 == 6
+                                 ? 0
+                                 : 1 + static_cast<int>(random() % static_cast<unsigned>(s.entries));
+          for (int slot = 0; slot < length; ++slot) {
             const int block = slot == 0   ? 0
                               : slot == 1 ? (s.S - sq + n * s.query_rows) / s.block
                                           : static_cast<int>(random() % static_cast<unsigned>(blocks + 1)) - 1;
-            entries.push_back(block);
+            named[at(b, n, unit)].push_back(block);
             if (block >= 0) open_block(open, b, n, unit, block);
           }
         }
       }
     }
-    lists.blocks = on_gpu(TensorView(upload(entries), DType::i32, {s.B, of_sequence, s.units, s.entries}));
+    std::vector<std::int32_t> entries, offsets;
+    if (s.by_offsets) {
+      for (int b = 0; b < s.B; ++b) {
+        for (int unit = 0; unit < s.units; ++unit) {
+          for (int n = 0; n < of_sequence; ++n) {
+            const std::vector<std::int32_t>& list = named[at(b, n, unit)];
+            offsets.push_back(static_cast<std::int32_t>(entries.size()));
+            entries.insert(entries.end(), list.begin(), list.end());
+          }
+          offsets.push_back(static_cast<std::int32_t>(entries.size()));
+        }
+      }
+      lists.blocks = on_gpu(TensorView(upload(entries), DType::i32, {static_cast<std::int64_t>(entries.size())}));
+      lists.offsets = on_gpu(TensorView(upload(offsets), DType::i32, {s.B, s.units, of_sequence + 1}));
+    } else {
+      for (const std::vector<std::int32_t>& list : named) entries.insert(entries.end(), list.begin(), list.end());
+      lists.blocks = on_gpu(TensorView(upload(entries), DType::i32, {s.B, of_sequence, s.units, s.entries}));
+    }
     lists.block_size = s.block;
     lists.query_rows = s.query_rows;
     mask = static_cast<const unsigned char*>(upload(open));

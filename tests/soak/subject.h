@@ -106,6 +106,7 @@ struct SparseSubject {
   int B, H, Hkv, S, rows = 0, D, block = 64, query_rows = 1;  // rows: the last positions; 0: all
   int units, entries;                                         // lists of a row, and numbers of one
   bool deterministic = true;                                  // gradients
+  bool by_offsets = false;                                    // one behind the other, of up to that many entries each
 };
 
 // What native sparse attention has beside attention, over keys [B, S, Hkv, D].

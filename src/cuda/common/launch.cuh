@@ -14,11 +14,12 @@ struct Grid {
   std::size_t shared_bytes = 0;  // dynamic
   unsigned cluster = 1;          // blocks that share a part of the chip, and read each other's shared memory
   bool overlaps = false;  // it may start while the grid before it ends, if its code then waits for that one's results
+  bool cooperative = false;  // all of its blocks are on the chip at once, or none, and may wait for each other
 };
 
 // The grid as the runtime wants it, and the kernel made ready for it.
 struct PreparedLaunch {
-  cudaLaunchAttribute attributes[2] = {};
+  cudaLaunchAttribute attributes[3] = {};
   cudaLaunchConfig_t config = {};
 
   template <class... Parameters>
@@ -39,6 +40,11 @@ struct PreparedLaunch {
       cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
       attribute.id = cudaLaunchAttributeClusterDimension;
       attribute.val.clusterDim = {grid.cluster, 1, 1};
+    }
+    if (grid.cooperative) {
+      cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+      attribute.id = cudaLaunchAttributeCooperative;
+      attribute.val.cooperative = 1;
     }
     // More than 48 KB, static memory included, and clusters of more than 8 must be allowed, on each device; that takes
     // well under a microsecond. What is allowed belongs to the kernel, not to the launch, and another thread may be
@@ -69,6 +75,17 @@ int clusters_at_once(std::string_view operation, void (*kernel)(Parameters...), 
   int count = 0;
   check(cudaOccupancyMaxActiveClusters(&count, kernel, &launch.config), operation);
   return count;
+}
+
+// How many blocks of such a size the current GPU holds at once, which is what a cooperative grid may have.
+template <class... Parameters>
+unsigned blocks_at_once(std::string_view operation, void (*kernel)(Parameters...), const Grid& grid) {
+  const PreparedLaunch launch(operation, kernel, grid, nullptr);
+  int count = 0;
+  check(
+      cudaOccupancyMaxActiveBlocksPerMultiprocessor(&count, kernel, static_cast<int>(grid.threads), grid.shared_bytes),
+      operation);
+  return static_cast<unsigned>(count * current_device().multiprocessors);
 }
 
 }  // namespace heddle::cuda

@@ -4,10 +4,11 @@
 namespace heddle::cuda {
 
 // x of this lane and of the lanes before it. The whole warp.
-__device__ inline int sum_through_lane(int x, int lane) {
+template <class Int>
+__device__ inline Int sum_through_lane(Int x, int lane) {
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) {
-    const int other = __shfl_up_sync(0xffffffff, x, step);
+    const Int other = __shfl_up_sync(0xffffffff, x, step);
     if (lane >= step) x += other;
   }
   return x;

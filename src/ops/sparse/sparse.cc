@@ -59,7 +59,8 @@ KeyLists checked_csr(const Check& check, const AttentionProblem& p, const BlockL
           .entries = blocks.shape[0],
           .typical = (blocks.shape[0] + all - 1) / all,
           .block_size = lists.block_size,
-          .query_rows = lists.query_rows};
+          .query_rows = lists.query_rows,
+          .by_offsets = true};
 }
 
 // Adds masks to lists that were checked. Whatever they hold is a mask.

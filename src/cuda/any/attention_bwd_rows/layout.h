@@ -35,9 +35,13 @@ constexpr std::int64_t rounded_d_o_bytes(const AttentionProblem& p) {
   return rounds_d_o(p) ? p.H * rounded_d_o(p, nullptr).stride_h * static_cast<std::int64_t>(size_of(p.dtype)) : 0;
 }
 
-// Of sequence b in a head.
+// Of sequence b in a head. of_sequence: round_up_to_tile(p.Sq).
+constexpr std::int64_t first_row(const AttentionProblem& p, std::int64_t b, const Sequence& s,
+                                 std::int64_t of_sequence) {
+  return p.cu_seqlens_q.data ? (s.q_begin + kRowTile * b) / kRowTile * kRowTile : b * of_sequence;
+}
 constexpr std::int64_t first_row(const AttentionProblem& p, std::int64_t b, const Sequence& s) {
-  return p.cu_seqlens_q.data ? (s.q_begin + kRowTile * b) / kRowTile * kRowTile : b * round_up_to_tile(p.Sq);
+  return first_row(p, b, s, round_up_to_tile(p.Sq));
 }
 
 // Whether packed sequences lie one behind the other and are no longer than was said; asked of every `step`-th sequence

@@ -7,12 +7,13 @@
 #include <cstdint>
 #include <string_view>
 
+#include "cuda/common/sparse/csr.h"
 #include "cuda/common/sparse/params.h"
 #include "problem/candidate.h"
 
 namespace heddle::cuda::sparse {
 
-constexpr int kMostSlots = 1024;
+constexpr int kMostSlots = 1024;  // of lists of one length
 
 // Arrays one behind the other, each from a multiple of 256 bytes on. Without memory it counts.
 class Arrays {
@@ -37,9 +38,10 @@ struct Cut {
   std::int64_t units, group, rows;  // as in Index
   std::int64_t lists, lists_at_once;
   std::int64_t blocks;
-  std::int64_t pairs, pairs_of_item, item_limit, lists_of_tile;  // pairs: of as many lists
-  int subs, tile_keys;                                           // as in Index
-  int head;                                                      // 64 or 128: columns of a row in shared memory
+  std::int64_t pairs, pairs_of_item, item_limit, lists_of_tile;  // pairs: of as many lists; by offsets, of a round
+  std::int64_t longest;  // blocks that one list can name: its entries, or by offsets no more than a sequence has
+  int subs, tile_keys;   // as in Index
+  int head;              // 64 or 128: columns of a row in shared memory
 };
 
 // What a kernel keeps of a pair's row and a tile of keys, and how much it gives to a CTA.
@@ -56,6 +58,11 @@ Index index_of(const SparseProblem& p, const Cut& cut, Arrays& arrays, bool pair
 
 // Writes what Index names, of lists [first, first + count); the same every time.
 void launch_index(const Index& index, std::string_view operation, cudaStream_t stream);
+
+// Of lists by offsets, beside their index. launch_csr() sums lengths, finds the first round and clears what
+// for_rounds() (csr.cuh) counts in.
+Csr csr_of(const Cut& cut, const Index& index, Arrays& arrays);
+void launch_csr(const Index& index, const Csr& csr, std::string_view operation, cudaStream_t stream);
 
 // Why these kernels do not take a call; empty if they do.
 Refusal refuse(const SparseProblem& p, const Cut& cut);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/common/ptx/memory.cuh"
+#include "cuda/common/recomputed.cuh"
 #include "cuda/common/sparse/params.h"
 
 namespace heddle::cuda::sparse {
@@ -35,15 +36,24 @@ __device__ inline FoundRow find_row(const Index& p, const Item& item, const Band
   return found;
 }
 
+// threadIdx.x. kAgain: of a CTA that has one item after another, where what is computed from it outside the loop over
+// items would have no registers while one is met.
+template <bool kAgain>
+__device__ __forceinline__ unsigned thread_of_item() {
+  if constexpr (kAgain) return static_cast<unsigned>(recomputed(static_cast<int>(threadIdx.x)));
+  return threadIdx.x;
+}
+
 // Those keys of a tile that any row of the sequence meets; zeros for the others, and behind a head's size.
-template <int kThreads, class Tile>
+template <int kThreads, bool kAgain, class Tile>
 __device__ inline void load_keys(const Index& p, const Item& item, const Sequence& s, const Band& band, int sub,
                                  const Operand& x, std::int64_t size, Tile& tile) {
   constexpr int kPass = kThreads / Tile::kChunks;
   const std::int64_t first = item.block * p.problem.lists.block_size + sub * kTileKeys;
   const Interval<std::int64_t> met = band.keys_of(band.all_rows()).common({first, first + p.tile_keys});
   const int begin = static_cast<int>(met.begin - first), end = static_cast<int>(met.end - first);
-  const int row0 = static_cast<int>(threadIdx.x) / Tile::kChunks, chunk = static_cast<int>(threadIdx.x) % Tile::kChunks;
+  const int thread = static_cast<int>(thread_of_item<kAgain>());
+  const int row0 = thread / Tile::kChunks, chunk = thread % Tile::kChunks;
   const bool column = Tile::kPerChunk * chunk < size;
   const std::uint32_t to = ptx::shared_address(&tile);
   const AttentionProblem::Slot slot = p.problem.key_slot(item.b, s, first);  // a tile lies in one page

@@ -376,11 +376,11 @@ __device__ inline void store_outputs(const Params& p, int tile, const Weights<C>
   }
 }
 
-template <class C>
-__global__ void __launch_bounds__(C::kThreads, C::kCtas) partial_kernel(const __grid_constant__ Params p) {
-  extern __shared__ __align__(1024) std::byte memory[];
-  auto& shared = *reinterpret_cast<SharedMemory<C>*>(memory);
-  const int work = static_cast<int>(blockIdx.x) / p.subs, sub = static_cast<int>(blockIdx.x) - work * p.subs;
+// A tile of an item's keys, number n of all items' tiles: partial results of all its rows. kAgain: the CTA has
+// several.
+template <class C, bool kAgain>
+__device__ __forceinline__ void meet_item(const Params& p, int n, SharedMemory<C>& shared) {
+  const int work = n / p.subs, sub = n - work * p.subs;
   const SparseProblem& problem = p.problem;
   if (work >= *p.items_there) return;
   if (threadIdx.x == 0) {
@@ -391,8 +391,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) partial_kernel(const __
   __syncthreads();
   const int rows = shared.item.count * p.rows, tiles = (rows + C::kTileRows - 1) / C::kTileRows;
   const int positions = shared.item.count * static_cast<int>(problem.lists.query_rows);
-  sparse::load_keys<C::kThreads>(p, shared.item, shared.s, shared.band, sub, problem.k, problem.D, shared.k);
-  sparse::load_keys<C::kThreads>(p, shared.item, shared.s, shared.band, sub, problem.v, problem.Dv, shared.v);
+  sparse::load_keys<C::kThreads, kAgain>(p, shared.item, shared.s, shared.band, sub, problem.k, problem.D, shared.k);
+  sparse::load_keys<C::kThreads, kAgain>(p, shared.item, shared.s, shared.band, sub, problem.v, problem.Dv, shared.v);
   find_positions(p, positions, sub, shared);
   __syncthreads();
   find_rows<C>(p, 0, positions, shared);
@@ -415,6 +415,12 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) partial_kernel(const __
     ptx::copy_async_commit();
     if (has_rows) store_outputs<C>(p, tile, weights, shared);
   }
+}
+
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, C::kCtas) partial_kernel(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) std::byte memory[];
+  meet_item<C, false>(p, static_cast<int>(blockIdx.x), *reinterpret_cast<SharedMemory<C>*>(memory));
 }
 
 }  // namespace heddle::cuda::sparse_fwd::by_keys

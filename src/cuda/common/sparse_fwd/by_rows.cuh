@@ -173,8 +173,29 @@ struct Destination {
   }
 };
 
+// The CTA's share of the tiles of keys of the blocks that are in shared memory.
 template <class C>
-__global__ void __launch_bounds__(kThreads, C::kShare == 1 ? 3 : 1) rows_kernel(const __grid_constant__ Params p) {
+__device__ __forceinline__ Interval<int> tiles_of_cta(const Params& p, const SharedMemory<C>& shared) {
+  const int tiles = ((shared.count << p.block_log2) + kTileKeys - 1) / kTileKeys;
+  const int each = (tiles + p.parts - 1) / p.parts, begin = min(shared.work.split * each, tiles);
+  return {begin, min(begin + each, tiles)};
+}
+
+// Whether the list had more blocks, which then are in shared memory in the place of those before. All threads.
+template <class C>
+__device__ __forceinline__ bool has_next_blocks(const Params& p, SharedMemory<C>& shared) {
+  if constexpr (C::kCsr) {
+    if (!shared.progress.more) return false;
+    __syncthreads();  // all have asked, and are done with the blocks and their keys
+    if (threadIdx.x < kWarp) find_next_blocks(p, shared);
+    __syncthreads();
+    return true;
+  }
+  return false;
+}
+
+template <class C>
+__global__ void __launch_bounds__(kThreads, C::kCtas) rows_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) std::byte memory[];
   auto& shared = *reinterpret_cast<SharedMemory<C>*>(memory);
   using Keys = typename SharedMemory<C>::Keys;
@@ -184,8 +205,17 @@ __global__ void __launch_bounds__(kThreads, C::kShare == 1 ? 3 : 1) rows_kernel(
   __syncthreads();
   const Work& w = shared.work;
   if (!w.at.there) return;
+  if constexpr (C::kCsr) {
+    for (int n = thread; n < kMostBlocksByRows / 32; n += kThreads) shared.progress.named[n] = 0;
+    if (thread == 0) shared.progress.next = 0;
+    __syncthreads();
+  }
   if (warp == 0) {
-    find_blocks(p, shared);
+    if constexpr (C::kCsr) {
+      find_next_blocks(p, shared);
+    } else {
+      find_blocks(p, shared);
+    }
   } else if (const int row = thread - kWarp; row < C::kTileRows) {
     const int within = w.first + row, of_list = p.by_group.quotient(within);
     const std::int64_t i = w.at.row + of_list;
@@ -197,10 +227,9 @@ __global__ void __launch_bounds__(kThreads, C::kShare == 1 ? 3 : 1) rows_kernel(
                            : problem.q.data;
   }
   __syncthreads();
-  const int tiles = ((shared.count << p.block_log2) + kTileKeys - 1) / kTileKeys;
-  const int each = (tiles + p.parts - 1) / p.parts, begin = min(w.split * each, tiles), end = min(begin + each, tiles);
+  Interval<int> tiles = tiles_of_cta(p, shared);
   // q lies first where a tile comes that is not among the first.
-  Keys& q_tile = C::kShare == 1 ? shared.tiles[(begin + 1) % 2].k : shared.tiles[0].v;
+  Keys& q_tile = C::kShare == 1 ? shared.tiles[(tiles.begin + 1) % 2].k : shared.tiles[0].v;
 #pragma unroll 4
   for (int n = thread; n < C::kTileRows * Keys::kChunks; n += kThreads) {
     const int row = n / Keys::kChunks, chunk = n % Keys::kChunks;
@@ -210,27 +239,40 @@ __global__ void __launch_bounds__(kThreads, C::kShare == 1 ? 3 : 1) rows_kernel(
   }
   ptx::copy_async_commit();
   const Loader<C> load_k(p, problem.k, w, problem.D), load_v(p, problem.v, w, problem.Dv);
+  const auto next_tiles = [&] {
+    if (!has_next_blocks(p, shared)) return false;
+    tiles = tiles_of_cta(p, shared);
+    return true;
+  };
   if constexpr (C::kShare == 1) {
     const auto load = [&](int tile) {
       const TilePositions positions(p, shared, tile * kTileKeys);
       load_k(p, shared, problem.k, tile * kTileKeys, positions, w.met, shared.tiles[tile % 2].k);
       load_v(p, shared, problem.v, tile * kTileKeys, positions, w.met, shared.tiles[tile % 2].v);
     };
-    if (begin < end) load(begin);
-    ptx::copy_async_commit();
-    ptx::copy_async_wait<1>();
+    // Of lists by offsets a step of its own loads the first tile: for a second place that loads there are no registers.
+    if constexpr (C::kCsr) {
+      ptx::copy_async_wait<0>();
+    } else {
+      if (!tiles.empty()) load(tiles.begin);
+      ptx::copy_async_commit();
+      ptx::copy_async_wait<1>();
+    }
     __syncthreads();  // q is there
     Rows<C> rows(q_tile);
+    do {
 #pragma unroll 1
-    for (int tile = begin; tile < end; ++tile) {
-      ptx::copy_async_wait<0>();
-      if constexpr (C::kWgmma) ptx::fence_async_shared();
-      __syncthreads();  // the tile is there, and all are done with the one that the next takes the place of
-      if (tile + 1 < end) load(tile + 1);
-      ptx::copy_async_commit();
-      rows.meet_keys(p, shared, tile * kTileKeys, shared.tiles[tile % 2].k, [] {});
-      rows.meet_values(shared.tiles[tile % 2].v);
-    }
+      for (int tile = C::kCsr ? tiles.begin - 1 : tiles.begin; tile < tiles.end; ++tile) {
+        ptx::copy_async_wait<0>();
+        if constexpr (C::kWgmma) ptx::fence_async_shared();
+        __syncthreads();  // the tile is there, and all are done with the one that the next takes the place of
+        if (tile + 1 < tiles.end) load(tile + 1);
+        ptx::copy_async_commit();
+        if (C::kCsr && tile < tiles.begin) continue;
+        rows.meet_keys(p, shared, tile * kTileKeys, shared.tiles[tile % 2].k, [] {});
+        rows.meet_values(shared.tiles[tile % 2].v);
+      }
+    } while (next_tiles());
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const Destination<C> to(p, w, Rows<C>::first_row() + lane / 4 + 8 * r, rows.state.max[r],
@@ -252,30 +294,38 @@ __global__ void __launch_bounds__(kThreads, C::kShare == 1 ? 3 : 1) rows_kernel(
     const auto load = [&](const Loader<C>& loader, const Operand& x, int tile, Keys& to) {
       loader(p, shared, x, tile * kTileKeys, TilePositions(p, shared, tile * kTileKeys), w.met, to);
     };
-    int tile = begin + warp;
-    if (tile < end) load(load_k, problem.k, tile, tile_of.k);
+    int tile = tiles.begin + warp;
+    if (tile < tiles.end) load(load_k, problem.k, tile, tile_of.k);
     ptx::copy_async_commit();
     ptx::copy_async_wait<1>();
     __syncthreads();  // q is there
     Rows<C> rows(q_tile);
     __syncthreads();  // it has been read, and values take its place
-    if (tile < end) load(load_v, problem.v, tile, tile_of.v);
+    if (tile < tiles.end) load(load_v, problem.v, tile, tile_of.v);
     ptx::copy_async_commit();
+    while (true) {
 #pragma unroll 1
-    for (; tile < end; tile += C::kShare) {
-      const int next = tile + C::kShare;
-      ptx::copy_async_wait<1>();
-      __syncwarp();  // the keys are there
-      rows.meet_keys(p, shared, tile * kTileKeys, tile_of.k, [&] {
+      for (; tile < tiles.end; tile += C::kShare) {
+        const int next = tile + C::kShare;
+        ptx::copy_async_wait<1>();
+        __syncwarp();  // the keys are there
+        rows.meet_keys(p, shared, tile * kTileKeys, tile_of.k, [&] {
+          __syncwarp();  // they have been read
+          if (next < tiles.end) load(load_k, problem.k, next, tile_of.k);
+          ptx::copy_async_commit();
+        });
+        ptx::copy_async_wait<1>();
+        __syncwarp();  // the values are there
+        rows.meet_values(tile_of.v);
         __syncwarp();  // they have been read
-        if (next < end) load(load_k, problem.k, next, tile_of.k);
+        if (next < tiles.end) load(load_v, problem.v, next, tile_of.v);
         ptx::copy_async_commit();
-      });
-      ptx::copy_async_wait<1>();
-      __syncwarp();  // the values are there
-      rows.meet_values(tile_of.v);
-      __syncwarp();  // they have been read
-      if (next < end) load(load_v, problem.v, next, tile_of.v);
+      }
+      if (!next_tiles()) break;
+      tile = tiles.begin + warp;
+      if (tile < tiles.end) load(load_k, problem.k, tile, tile_of.k);
+      ptx::copy_async_commit();
+      if (tile < tiles.end) load(load_v, problem.v, tile, tile_of.v);
       ptx::copy_async_commit();
     }
     ptx::copy_async_wait<0>();

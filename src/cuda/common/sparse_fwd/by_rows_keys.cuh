@@ -15,14 +15,18 @@ namespace heddle::cuda::sparse_fwd::by_rows {
 constexpr int kThreads = 128, kWarps = kThreads / kWarp;
 
 // kShare: warps that have the same rows, and each its own of the key tiles. 1: each has rows of its own. kWgmma: then
-// products by wgmma, where all rows meet all keys of a tile.
-template <class T, int kHead, int kSharing, bool kHopper>
+// products by wgmma, where all rows meet all keys of a tile. kCsr: lists one behind the other, of any length, of which
+// a CTA has kSlots blocks at a time.
+template <class T, int kHead, int kSharing, bool kHopper, bool kByOffsets>
 struct Config {
   using Element = T;
+  static constexpr bool kCsr = kByOffsets;
+  static constexpr int kSlots = kCsr ? kSlotsAtOnce : sparse::kMostSlots;
   static constexpr bool kWgmma = kHopper && kSharing == 1;
   static constexpr int kShare = kSharing, kTileRows = kWarps / kShare * kGroupRows;
   static constexpr int kTileK = kTileKeys, kGroups = 1, kBlocks = kTileK / 8, kHeadSize = kHead;
   static constexpr int kLoaders = kThreads / kShare;  // threads that load a tile of keys
+  static constexpr int kCtas = kShare > 1 ? 1 : 3;
 };
 
 struct Work {
@@ -34,19 +38,30 @@ struct Work {
   Interval<int> each;  // and that each of them meets
 };
 
+// How far a list has been read, and a bit for each block that it named so far.
+template <bool kCsr>
+struct Progress {};
+template <>
+struct Progress<true> {
+  unsigned next;  // entry
+  bool more;      // there is such a one
+  std::uint32_t named[kMostBlocksByRows / 32];
+};
+
 template <class C>
 struct SharedMemory {
   using Keys = sparse::Tile<typename C::Element, kTileKeys, C::kHeadSize>;
   struct {
     Keys k, v;
   } tiles[C::kShare == 1 ? 2 : C::kShare];  // of even and odd tiles, or of each warp
-  int blocks[sparse::kMostSlots];
-  int stored[sparse::kMostSlots];  // where each is among k's blocks: its number, or of keys in pages its place there
-  int count;                       // of blocks
+  int blocks[C::kSlots];
+  int stored[C::kSlots];  // where each is among k's blocks: its number, or of keys in pages its place there
+  int count;              // of blocks
   const std::byte* q[C::kTileRows];
   Interval<int> keys[C::kTileRows];  // that a row meets
   Work work;
   float top[C::kShare][C::kTileRows], sum[C::kShare][C::kTileRows];  // of each warp that has the same rows
+  [[no_unique_address]] Progress<C::kCsr> progress;
 };
 
 template <class C>
@@ -112,6 +127,45 @@ __device__ inline void find_blocks(const Params& p, SharedMemory<C>& shared) {
     __syncwarp();
   }
   if (lane == 0) shared.count = count;
+}
+
+// Of lists by offsets: the next blocks of the list, as many as there is room for, in time of the entries read. The
+// first warp.
+template <class C>
+__device__ inline void find_next_blocks(const Params& p, SharedMemory<C>& shared) {
+  const Work& w = shared.work;
+  auto& progress = shared.progress;
+  const int lane = static_cast<int>(threadIdx.x);
+  const auto named = p.problem.lists.list(p.problem, w.at.b, w.at.s, w.at.row, w.unit);
+  const auto length = static_cast<unsigned>(named.size());  // as offsets have 31 bits
+  const KeyRange met{w.met.begin, w.met.end};
+  unsigned next = progress.next;
+  int count = 0;
+#pragma unroll 1
+  while (next < length && count < C::kSlots) {
+    const unsigned slot = next + static_cast<unsigned>(lane);
+    const int block = slot < length ? named[slot] : -1;
+    bool says = p.meets(met, block);
+    // Of lanes with the same block the first stays; one that says nothing has a number of its own.
+    const unsigned same = __match_any_sync(sparse::kAll, says ? block : -1 - lane);
+    says = says && (same & ((1u << lane) - 1)) == 0 && (progress.named[block / 32] >> block % 32 & 1) == 0;
+    const unsigned these = __ballot_sync(sparse::kAll, says);
+    const int at = count + __popc(these & ((1u << lane) - 1));
+    const unsigned left = __ballot_sync(sparse::kAll, says && at >= C::kSlots);  // for the next time
+    if (says && at < C::kSlots) {
+      atomicOr(&progress.named[block / 32], 1u << block % 32);
+      shared.blocks[at] = block;
+      shared.stored[at] = stored_block(p, w, block);
+    }
+    count += __popc(these & ~left);
+    next += left == 0 ? kWarp : static_cast<unsigned>(__ffs(static_cast<int>(left)) - 1);
+    __syncwarp();  // the bits are there
+  }
+  if (lane == 0) {
+    shared.count = count;
+    progress.next = next;
+    progress.more = next < length;
+  }
 }
 
 // Key number `key` of the list's, all blocks one behind the other: its position; far below 0 where there is none.

@@ -10,27 +10,19 @@ namespace heddle::cuda::sparse_fwd {
 
 constexpr int kCombineThreads = 256;
 
-// kHead / 8 lanes have a row, each a piece of it.
-template <class T, int kHead>
-__global__ void __launch_bounds__(kCombineThreads, 3) combine_kernel(const __grid_constant__ Params p) {
+// Row `within` of a list, of which kHead / 8 lanes have a piece each. place(part): where a partial result is;
+// says_used(part, used): whether it is there, of a row that is used or not.
+template <class T, int kHead, class Place, class Says>
+__device__ __forceinline__ void join_parts(const Params& p, std::int64_t list, std::int64_t unit, std::int64_t within,
+                                           int lane, int parts, Place place, Says says_used) {
   constexpr int kLanes = kHead / 8, kBatch = 4;
-  const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const std::int64_t row = (std::int64_t{blockIdx.x} * kCombineThreads + threadIdx.x) / kLanes;
   const unsigned mine = (kLanes == 32 ? 0xffffffffu : (1u << kLanes) - 1) << (threadIdx.x % kWarp / kLanes * kLanes);
-  const std::int64_t at = row / p.rows, within = row - at * p.rows;
-  if (at >= p.count * p.units) return;
-  const std::int64_t unit = at % p.units;
-  const sparse::Index::Place w = p.place(p.first + at / p.units);
+  const sparse::Index::Place w = p.place(list);
   const std::int64_t i = w.row + within / p.group, h = unit * p.group + within % p.group;
   if (!w.there || i >= w.s.q_rows) return;
   const bool used = i < w.s.sq;
   const float sink = used ? sink_of(p, h) : -INFINITY;
-  const int parts = p.parts;
-  const auto place = [&](int part) { return (at * parts + part) * p.rows + within; };
-  const auto says = [&](int part) {
-    if (!used || p.by_rows) return used;
-    return p.place_of[at * p.slots + (p.subs == 1 ? part : part / p.subs)] >= 0;
-  };
+  const auto says = [&](int part) { return says_used(part, used); };
 
   float top = sink;
   for (int part = lane; part < parts; part += kLanes) {
@@ -76,6 +68,21 @@ __global__ void __launch_bounds__(kCombineThreads, 3) combine_kernel(const __gri
 #pragma unroll
   for (float& x : o) x = inverse == 0.0f ? 0.0f : x * inverse;
   write_piece<T>(p, w.b, w.s, i, h, lane, o);
+}
+
+template <class T, int kHead>
+__global__ void __launch_bounds__(kCombineThreads, 3) combine_kernel(const __grid_constant__ Params p) {
+  constexpr int kLanes = kHead / 8;
+  const std::int64_t row = (std::int64_t{blockIdx.x} * kCombineThreads + threadIdx.x) / kLanes;
+  const std::int64_t at = row / p.rows, within = row - at * p.rows;
+  if (at >= p.count * p.units) return;
+  join_parts<T, kHead>(
+      p, p.first + at / p.units, at % p.units, within, static_cast<int>(threadIdx.x) % kLanes, p.parts,
+      [&](int part) { return (at * p.parts + part) * p.rows + within; },
+      [&](int part, bool used) {
+        if (!used || p.by_rows) return used;
+        return p.place_of[at * p.slots + (p.subs == 1 ? part : part / p.subs)] >= 0;
+      });
 }
 
 }  // namespace heddle::cuda::sparse_fwd

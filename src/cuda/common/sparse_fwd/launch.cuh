@@ -6,6 +6,7 @@
 #include "cuda/common/elements.cuh"
 #include "cuda/common/launch.cuh"
 #include "cuda/common/sparse_fwd/by_keys.cuh"
+#include "cuda/common/sparse_fwd/by_keys_csr.cuh"
 #include "cuda/common/sparse_fwd/by_rows.cuh"
 #include "cuda/common/sparse_fwd/combine.cuh"
 #include "cuda/common/sparse_fwd/plan.h"
@@ -21,11 +22,27 @@ void launch_rows(const Params& params, cudaStream_t stream) {
         {static_cast<unsigned>(ctas), by_rows::kThreads, sizeof(by_rows::SharedMemory<C>)}, stream, params);
 }
 
+// One launch, whatever the number of rounds.
+template <class T, int kHead, bool kHopper>
+void launch_rounds(const Params& params, const sparse::Csr& csr, cudaStream_t stream) {
+  using C = by_keys::Config<T, kHead, kHopper>;
+  sparse::launch_csr(params, csr, kOperation, stream);
+  Grid grid{.blocks = 1, .threads = C::kThreads, .shared_bytes = sizeof(by_keys::SharedMemory<C>), .cooperative = true};
+  grid.blocks = blocks_at_once(kOperation, by_keys::rounds_kernel<C>, grid);
+  start(kOperation, by_keys::rounds_kernel<C>, grid, stream, by_keys::CsrParams{params, csr});
+}
+
+template <class T, int kHead, bool kHopper, bool kCsr>
+void launch_rows(const Params& params, const Plan& plan, cudaStream_t stream) {
+  plan.share == 1 ? launch_rows<by_rows::Config<T, kHead, 1, kHopper, kCsr>>(params, stream)
+                  : launch_rows<by_rows::Config<T, kHead, kSharingWarps, kHopper, kCsr>>(params, stream);
+}
+
 template <class T, int kHead, bool kHopper>
 void launch_lists(const Params& params, const Plan& plan, cudaStream_t stream) {
   if (plan.way == Way::by_rows) {
-    plan.share == 1 ? launch_rows<by_rows::Config<T, kHead, 1, kHopper>>(params, stream)
-                    : launch_rows<by_rows::Config<T, kHead, kSharingWarps, kHopper>>(params, stream);
+    params.problem.lists.by_offsets ? launch_rows<T, kHead, kHopper, true>(params, plan, stream)
+                                    : launch_rows<T, kHead, kHopper, false>(params, plan, stream);
     if (plan.parts == 1) return;
   } else if (params.slots > 0) {
     launch_index(params, kOperation, stream);
@@ -44,6 +61,15 @@ void launch(const SparseProblem& p, const Plan& plan, void* memory, cudaStream_t
   if (plan.lists == 0 || p.H == 0) return;
   sparse::Arrays arrays(memory);
   Params params = params_of(p, plan, arrays);
+  if (plan.in_rounds) {
+    const sparse::Csr csr = sparse::csr_of(plan, params, arrays);
+    const auto with = [&]<class T>(T) {
+      plan.head == 64 ? launch_rounds<T, 64, kHopper>(params, csr, stream)
+                      : launch_rounds<T, 128, kHopper>(params, csr, stream);
+    };
+    p.dtype == DType::f16 ? with(__half()) : with(__nv_bfloat16());
+    return;
+  }
   for (params.first = 0; params.first < plan.lists; params.first += plan.lists_at_once) {
     params.count = std::min(plan.lists_at_once, plan.lists - params.first);
     const auto with = [&]<class T>(T) {

@@ -32,7 +32,8 @@ bool goes_together(const SparseProblem& p, const sparse::Cut& cut) {
   // Of all rows that are stored: a sequence may be longer than a packed call says, and its blocks are marked all the
   // same.
   const std::int64_t blocks = ceil_div(p.k_rows, p.lists.block_size);
-  if (p.page_table) return false;  // keys are read by their numbers in k
+  if (p.page_table) return false;        // keys are read by their numbers in k
+  if (p.lists.by_offsets) return false;  // a list may have any number of entries
   return cut.rows >= kFewestRowsTogether && cut.rows <= kGroupRows && p.lists.block_size >= kTileKeys &&
          p.lists.entries > 0 && p.lists.entries <= kMostEntriesTogether && blocks > 0 &&
          blocks <= kMostBlocksTogether && p.k_rows <= std::numeric_limits<int>::max() &&
@@ -60,7 +61,8 @@ Params params_of(const SparseProblem& p, const Plan& plan, Arrays& arrays) {
   params.scale_log2 = p.scale * kLog2e;
   params.o_pairs = p.o.dtype != DType::f32 && has_rows_of_16_bytes(p.o);
   if (plan.way != Way::by_keys && plan.parts == 1) return params;
-  const std::int64_t rows = plan.lists_at_once * plan.units * plan.parts * plan.rows;
+  const std::int64_t parts = plan.in_rounds ? plan.pairs * plan.subs : plan.lists_at_once * plan.units * plan.parts;
+  const std::int64_t rows = parts * plan.rows;
   params.partial = arrays.take<__half>(rows * plan.head);
   params.scales = arrays.take<float>(rows * (plan.head / 32));
   params.lse = arrays.take<float>(rows);
@@ -77,6 +79,7 @@ Plan plan_of(const SparseProblem& p, bool hopper) {
                          .item_rows = kItemRows,
                          .item_pairs = std::max<std::int64_t>(1, kItemPositions / p.lists.query_rows)});
   plan.way = way_of(p, plan, hopper);
+  plan.in_rounds = plan.way == Way::by_keys && p.lists.by_offsets;
   if (plan.way == Way::together) {
     plan.parts = 1;
     plan.row_tiles = 1;
@@ -86,20 +89,33 @@ Plan plan_of(const SparseProblem& p, bool hopper) {
     plan.share = plan.rows <= kGroupRows ? kSharingWarps : 1;
     plan.row_tiles = plan.share > 1 ? 1 : static_cast<int>(ceil_div(plan.rows, kRowTile));
     plan.lists_at_once = plan.lists;
+    if (p.lists.by_offsets) plan.pairs = plan.item_limit = 0;  // there is no index
     // As many CTAs as there are multiprocessors, each with some tiles of keys.
     const std::int64_t ctas = std::max<std::int64_t>(1, plan.lists * plan.units * plan.row_tiles),
-                       tiles = ceil_div(p.lists.entries * p.lists.block_size, kTileKeys);
+                       tiles = ceil_div(p.lists.typical * p.lists.block_size, kTileKeys);
     const std::int64_t parts = current_device().multiprocessors / ctas;
     plan.parts = p.batch_invariant ? 1
                                    : static_cast<int>(std::clamp<std::int64_t>(
                                          parts, 1, std::max<std::int64_t>(1, ceil_div(tiles, plan.share))));
   } else {
-    plan.parts = static_cast<int>(p.lists.entries) * plan.subs;
+    plan.parts = plan.in_rounds ? 0 : static_cast<int>(p.lists.entries) * plan.subs;
   }
   Arrays arrays(nullptr);
-  params_of(p, plan, arrays);
+  const Params params = params_of(p, plan, arrays);
+  if (plan.in_rounds) sparse::csr_of(plan, params, arrays);
   plan.bytes = arrays.bytes();
   return plan;
+}
+
+Refusal refuse(const SparseProblem& p, const Plan& plan) {
+  if (Refusal reason = sparse::refuse(p, plan); !reason.empty()) return reason;
+  // A sequence may be longer than a packed call says.
+  const std::int64_t blocks = ceil_div(p.cu_seqlens_k ? p.k_rows : p.Sk, p.lists.block_size);
+  if (plan.way == Way::by_rows && p.lists.by_offsets && blocks > kMostBlocksByRows) {
+    return text("lists by offsets of ", plan.rows, " rows each name no more than ", kMostBlocksByRows,
+                " blocks of keys, not ", blocks);
+  }
+  return "";
 }
 
 std::string description(const SparseProblem& p, const Plan& plan) {
@@ -112,9 +128,11 @@ std::string description(const SparseProblem& p, const Plan& plan) {
                 " that share a list by 64 keys", plan.share > 1 ? text(", ", plan.share, " warps to a tile") : "",
                 plan.parts > 1 ? text(", a list's keys in ", plan.parts, " parts") : "");
   }
+  const std::string at_a_time = plan.in_rounds ? text("lists of up to ", plan.pairs, " entries")
+                                               : text(plan.lists_at_once, " of ", plan.lists, " lists");
   return text("by blocks of ", p.lists.block_size, " keys, ", plan.tile_keys,
-              " at a time: rows that name one in tiles of 128, ", plan.lists_at_once, " of ", plan.lists,
-              " lists at a time, partial results of ", plan.rows, " rows in float16 joined in the order of slots");
+              " at a time: rows that name one in tiles of 128, ", at_a_time, " at a time, partial results of ",
+              plan.rows, " rows in float16 joined in the order of slots");
 }
 
 double moved_bytes(const SparseProblem& p, const Plan& plan) {

@@ -19,6 +19,7 @@ enum class Way { by_keys, by_rows, together };
 struct Plan : sparse::Cut {
   Way way;
   int parts, row_tiles, share;  // share: warps that have the same rows
+  bool in_rounds;               // by keys, of lists by offsets: the device cuts them
   std::int64_t tiles_together;  // of lists, of a head unit
   std::size_t bytes;
 };
@@ -26,6 +27,9 @@ struct Plan : sparse::Cut {
 // hopper: with the ways that only Hopper's candidate has.
 Plan plan_of(const SparseProblem& problem, bool hopper);
 Params params_of(const SparseProblem& problem, const Plan& plan, sparse::Arrays& arrays);
+
+// Why these kernels do not take a call; empty if they do.
+Refusal refuse(const SparseProblem& problem, const Plan& plan);
 
 // In words, for explain.
 std::string description(const SparseProblem& problem, const Plan& plan);

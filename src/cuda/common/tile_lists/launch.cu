@@ -111,7 +111,8 @@ Refusal refuse(const SparseProblem& p) {
   if (p.lists.block_size != 64 && p.lists.block_size != 128) {
     return text("its blocks have 64 or 128 keys, not ", p.lists.block_size);
   }
-  if (p.lists.offsets != nullptr) return "its lists are of one length, not given by offsets";
+  if (p.lists.by_offsets) return "its lists are of one length, not given by offsets";
+  if (p.lists.masked) return "its lists are of whole blocks, without masks";
   if (p.softcap != 0 || p.alibi || p.bias || p.mask) return "it has no softcap, ALiBi, bias or mask";
   if (p.dropout.p > 0) return "it has no dropout";
   if (!(p.scale > 0)) return text("scale must be positive; found ", p.scale);

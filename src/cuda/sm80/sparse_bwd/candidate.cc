@@ -44,8 +44,10 @@ double estimate(const SparseBackwardProblem& p, int /*workers*/) {
 
 std::string describe(const SparseBackwardProblem& p, int /*workers*/) {
   const Plan plan = plan_of(p);
+  const std::string at_a_time = p.lists.by_offsets ? text("lists of up to ", plan.pairs, " entries")
+                                                   : text(plan.lists_at_once, " of ", plan.lists, " lists");
   return text("by blocks of ", p.lists.block_size, " keys, ", plan.tile_keys, " at a time: rows that name one, ",
-              plan.lists_at_once, " of ", plan.lists, " lists at a time, partial results of dq of ", plan.rows,
+              at_a_time, " at a time, partial results of dq of ", plan.rows,
               " rows in float16 joined in the order of slots, dk and dv in that of lists");
 }
 

@@ -9,18 +9,16 @@ namespace heddle::cuda::sm80::sparse_bwd {
 
 constexpr int kFinishThreads = 256, kAddingBlocks = 8;
 
-// Of a block, whose sums kAddingBlocks CTAs share: what its items after the first one have, in their order.
-static __global__ void __launch_bounds__(kFinishThreads)
-    add_items_kernel(const __grid_constant__ Params p, std::int64_t floats) {
-  const std::int64_t number = blockIdx.x / kAddingBlocks;
-  const int share = static_cast<int>(blockIdx.x % kAddingBlocks);
+// Of a block, whose sums kAddingBlocks CTAs of kThreads share: what its items after the first one have, in their order.
+template <int kThreads>
+__device__ __forceinline__ void add_items(const Params& p, std::int64_t floats, std::int64_t number, int share,
+                                          int thread) {
   const int count = p.counts[number];
   if (count <= p.pairs_of_item) return;
   const int begin = p.begins[number], items = (count + p.pairs_of_item - 1) / p.pairs_of_item;
   float4* const sums = reinterpret_cast<float4*>(p.sums + number * floats);
 #pragma unroll 1
-  for (int n = share * kFinishThreads + static_cast<int>(threadIdx.x); n < floats / 4;
-       n += kAddingBlocks * kFinishThreads) {
+  for (int n = share * kThreads + thread; n < floats / 4; n += kAddingBlocks * kThreads) {
     float4 x = sums[n];
 #pragma unroll 4
     for (int item = 1; item < items; ++item) {
@@ -30,6 +28,11 @@ static __global__ void __launch_bounds__(kFinishThreads)
     }
     sums[n] = x;
   }
+}
+static __global__ void __launch_bounds__(kFinishThreads)
+    add_items_kernel(const __grid_constant__ Params p, std::int64_t floats) {
+  add_items<kFinishThreads>(p, floats, blockIdx.x / kAddingBlocks, static_cast<int>(blockIdx.x % kAddingBlocks),
+                            static_cast<int>(threadIdx.x));
 }
 
 template <class T>
@@ -73,20 +76,17 @@ __global__ void __launch_bounds__(kFinishThreads) finish_keys_kernel(const __gri
   }
 }
 
-// kHead / 8 lanes have a row, each a piece of it as store_dq() writes them.
-template <class T, int kHead>
-__global__ void __launch_bounds__(kFinishThreads) join_dq_kernel(const __grid_constant__ Params p) {
-  constexpr int kLanes = kHead / 8, kBatch = 4;
+// Row `within` of a list, of which kHead / 8 lanes have a piece each, as store_dq() writes them. slots: of the list,
+// which have a partial result each for the tiles of a block's keys; place(part), says(slot): where one is, and whether.
+template <class T, int kHead, class Place, class Says>
+__device__ __forceinline__ void join_parts(const Params& p, std::int64_t list, std::int64_t unit, std::int64_t within,
+                                           int lane, int slots, Place place_of, Says says_slot) {
+  constexpr int kBatch = 4;
   const SparseProblem& problem = p.problem;
-  const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const std::int64_t row = (std::int64_t{blockIdx.x} * kFinishThreads + threadIdx.x) / kLanes;
-  const std::int64_t at = row / p.rows, within = row - at * p.rows;
-  if (at >= p.count * p.units) return;
-  const std::int64_t unit = at % p.units;
-  const sparse::Index::Place w = p.place(p.first + at / p.units);
+  const sparse::Index::Place w = p.place(list);
   const std::int64_t i = w.row + within / p.group, h = unit * p.group + within % p.group;
   if (!w.there || i >= w.s.q_rows) return;
-  const int parts = i < w.s.sq ? p.slots * p.subs : 0;
+  const int parts = i < w.s.sq ? slots * p.subs : 0;
   float dq[8] = {};
 #pragma unroll 1
   for (int first = 0; first < parts; first += kBatch) {
@@ -95,8 +95,8 @@ __global__ void __launch_bounds__(kFinishThreads) join_dq_kernel(const __grid_co
 #pragma unroll
     for (int n = 0; n < kBatch; ++n) {
       const int part = first + n, slot = p.subs == 1 ? part : part / p.subs;
-      const bool says = part < parts && p.place_of[at * p.slots + slot] >= 0;
-      const std::int64_t place = (at * p.slots * p.subs + part) * p.rows + within;
+      const bool says = part < parts && says_slot(slot);
+      const std::int64_t place = place_of(part);
       piece[n] = says ? reinterpret_cast<const uint4*>(p.partial + place * kHead)[lane] : make_uint4(0, 0, 0, 0);
       scale[n] = says ? p.scales[place * (kHead / 32) + lane / 4] : 0.0f;
     }
@@ -118,6 +118,18 @@ __global__ void __launch_bounds__(kFinishThreads) join_dq_kernel(const __grid_co
     if (d >= problem.D) continue;  // D is a multiple of 8
     store_two<T>(out, d, p.dq.stride_d, p.dq_pairs, dq[2 * t] * problem.scale, dq[2 * t + 1] * problem.scale);
   }
+}
+
+template <class T, int kHead>
+__global__ void __launch_bounds__(kFinishThreads) join_dq_kernel(const __grid_constant__ Params p) {
+  constexpr int kLanes = kHead / 8;
+  const std::int64_t row = (std::int64_t{blockIdx.x} * kFinishThreads + threadIdx.x) / kLanes;
+  const std::int64_t at = row / p.rows, within = row - at * p.rows;
+  if (at >= p.count * p.units) return;
+  join_parts<T, kHead>(
+      p, p.first + at / p.units, at % p.units, within, static_cast<int>(threadIdx.x) % kLanes, p.slots,
+      [&](int part) { return (at * p.slots * p.subs + part) * p.rows + within; },
+      [&](int slot) { return p.place_of[at * p.slots + slot] >= 0; });
 }
 
 }  // namespace heddle::cuda::sm80::sparse_bwd

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cfloat>
+#include <type_traits>
 
 #include "cuda/common/attention/rows.cuh"
 #include "cuda/common/ptx/memory.cuh"
@@ -51,9 +52,9 @@ struct SharedMemory {
   Band band;
 };
 
-// Finds the rows of a tile: a thread has one.
-template <class C>
-__device__ inline void find_rows(const Params& p, int tile, int sub, SharedMemory<C>& shared) {
+// Finds the rows of a tile: a thread has one. P: as in meet_item().
+template <class C, class P>
+__device__ inline void find_rows(const P& p, int tile, int sub, SharedMemory<C>& shared) {
   static_assert(C::kTileQ <= C::kThreads);
   const int row = static_cast<int>(threadIdx.x);
   if (row >= C::kTileQ) return;
@@ -63,8 +64,15 @@ __device__ inline void find_rows(const Params& p, int tile, int sub, SharedMemor
   rows.place[row] = found.place;
   rows.keys[row] = found.keys;
   if (found.place < 0) return;
-  rows.at[row] =
-      found.h * p.rows_per_head + any::attention_bwd_rows::first_row(p.problem, shared.item.b, shared.s) + found.i;
+  const std::int64_t first = [&] {
+    using any::attention_bwd_rows::first_row;
+    if constexpr (std::is_same_v<P, Params>) {
+      return first_row(p.problem, shared.item.b, shared.s);
+    } else {
+      return first_row(p.problem, shared.item.b, shared.s, p.rows_of_sequence);
+    }
+  }();
+  rows.at[row] = found.h * p.rows_per_head + first + found.i;
   rows.q[row] = p.problem.q.at(shared.item.b, shared.s.q_begin + found.i, found.h);
   rows.d_o[row] = p.d_o.at(shared.item.b, shared.s.q_begin + found.i, found.h);
 }
@@ -197,9 +205,9 @@ __device__ inline void store_dq(const Params& p, int tile, int parity, const Sha
 }
 
 // dK or dV of the CTA's keys: added to what is there, or written. Nobody else has these keys in this launch.
-template <class C>
+template <class C, bool kAgain>
 __device__ inline void store_keys(const typename C::Keys::Sums& sums, float* tile, bool add, int tile_keys) {
-  const unsigned warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const unsigned thread = sparse::thread_of_item<kAgain>(), warp = thread / kWarp, lane = thread % kWarp;
 #pragma unroll
   for (int g = 0; g < C::Keys::kGroups; ++g) {
     const unsigned row = C::Keys::first_row(warp) + kGroupRows * g;
@@ -218,11 +226,13 @@ __device__ inline void store_keys(const typename C::Keys::Sums& sums, float* til
   }
 }
 
-template <class C>
-__global__ void __launch_bounds__(C::kThreads, C::kBlocks) item_kernel(const __grid_constant__ Params p) {
-  extern __shared__ __align__(1024) std::byte memory[];
-  auto& shared = *reinterpret_cast<SharedMemory<C>*>(memory);
-  const int work = static_cast<int>(blockIdx.x) / p.subs, sub = static_cast<int>(blockIdx.x) - work * p.subs;
+// A tile of an item's keys, number n() of all items' tiles: dK and dV, and dQ over them of all its rows. P: Params, or
+// what derives from it, of a CTA that has several items: that asks again for what it would have no registers to keep.
+template <class C, class P, class Number>
+__device__ __forceinline__ void meet_item(const P& p, Number n, SharedMemory<C>& shared) {
+  constexpr bool kAgain = !std::is_same_v<P, Params>;
+  const int work = n() / p.subs, first_sub = n() - work * p.subs;
+  const auto sub = [&] { return kAgain ? n() & (p.subs - 1) : first_sub; };  // there are one or two
   if (work >= *p.items_there) return;
   if (threadIdx.x == 0) {
     shared.item = p.items[work];
@@ -231,15 +241,18 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) item_kernel(const __g
   }
   if (threadIdx.x < 8) shared.attended[threadIdx.x / 4][threadIdx.x % 4] = 0;
   __syncthreads();
-  const int count = shared.item.count, tiles = (count * p.rows + C::kTileQ - 1) / C::kTileQ;
-  sparse::load_keys<C::kThreads>(p, shared.item, shared.s, shared.band, sub, p.problem.k, p.problem.D, shared.k);
-  sparse::load_keys<C::kThreads>(p, shared.item, shared.s, shared.band, sub, p.problem.v, p.problem.Dv, shared.v);
+  const int count = shared.item.count, first_tiles = (count * p.rows + C::kTileQ - 1) / C::kTileQ;
+  const auto tiles = [&] { return kAgain ? (shared.item.count * p.rows + C::kTileQ - 1) / C::kTileQ : first_tiles; };
+  sparse::load_keys<C::kThreads, kAgain>(p, shared.item, shared.s, shared.band, sub(), p.problem.k, p.problem.D,
+                                         shared.k);
+  sparse::load_keys<C::kThreads, kAgain>(p, shared.item, shared.s, shared.band, sub(), p.problem.v, p.problem.Dv,
+                                         shared.v);
 #pragma unroll 1
-  for (int n = static_cast<int>(threadIdx.x); n < count; n += C::kThreads) {
+  for (int n = static_cast<int>(sparse::thread_of_item<kAgain>()); n < count; n += C::kThreads) {
     shared.named[n] = p.named[shared.item.first + n];
   }
   __syncthreads();
-  find_rows<C>(p, 0, sub, shared);
+  find_rows<C>(p, 0, sub(), shared);
   __syncthreads();
   load_rows<C>(p, 0, shared);
   ptx::copy_async_commit();
@@ -249,11 +262,11 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) item_kernel(const __g
   clear(dk);
   clear(dv);
 #pragma unroll 1
-  for (int tile = 0; tile < tiles; ++tile) {
+  for (int tile = 0; tile < tiles(); ++tile) {
     const int parity = tile % 2;
     ptx::copy_async_wait<0>();
     __syncthreads();  // the tile is there; all warps are done with the one before, and what was found for it
-    if (tile + 1 < tiles) find_rows<C>(p, tile + 1, sub, shared);
+    if (tile + 1 < tiles()) find_rows<C>(p, tile + 1, sub(), shared);
     if (threadIdx.x < 4) shared.attended[1 - parity][threadIdx.x] = 0;
     attention_bwd::clear_idle_rows<C>(C::kTileQ, shared);
     if (C::kThreads == 32 * C::kScoreWarps || warp < C::kScoreWarps) {
@@ -273,7 +286,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) item_kernel(const __g
     attention_bwd::multiply_transposed<C>(dk, ptx::shared_address(&shared.ds), key, ptx::shared_address(&shared.q),
                                           column, lane);
     __syncthreads();  // all warps have read q, d_o and P; dS and K stay for dQ
-    if (tile + 1 < tiles) load_rows<C>(p, tile + 1, shared);
+    if (tile + 1 < tiles()) load_rows<C>(p, tile + 1, shared);
     ptx::copy_async_commit();
     if (p.dq.data != nullptr) store_dq<C>(p, tile, parity, shared);
   }
@@ -282,10 +295,17 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) item_kernel(const __g
   const bool first = shared.item.nth == 0;
   const std::int64_t number =
       shared.item.kv_head * p.blocks + p.first_block(shared.item.b, shared.s) + shared.item.block;
-  float* const to =
-      first ? p.sums + (number * p.subs + sub) * 2 * size : p.others + (p.other(shared.item) * p.subs + sub) * 2 * size;
-  store_keys<C>(dk, to, first, p.tile_keys);
-  store_keys<C>(dv, to + size, first, p.tile_keys);
+  float* const to = first ? p.sums + (number * p.subs + sub()) * 2 * size
+                          : p.others + (p.other(shared.item) * p.subs + sub()) * 2 * size;
+  store_keys<C, kAgain>(dk, to, first, p.tile_keys);
+  store_keys<C, kAgain>(dv, to + size, first, p.tile_keys);
+}
+
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, C::kBlocks) item_kernel(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) std::byte memory[];
+  meet_item<C>(
+      p, [] { return static_cast<int>(blockIdx.x); }, *reinterpret_cast<SharedMemory<C>*>(memory));
 }
 
 }  // namespace heddle::cuda::sm80::sparse_bwd

@@ -6,6 +6,7 @@
 #include "cuda/common/elements.cuh"
 #include "cuda/common/launch.cuh"
 #include "cuda/common/requirements.h"
+#include "cuda/sm80/sparse_bwd/csr.cuh"
 #include "cuda/sm80/sparse_bwd/finish.cuh"
 #include "cuda/sm80/sparse_bwd/host.h"
 #include "cuda/sm80/sparse_bwd/kernel.cuh"
@@ -62,12 +63,28 @@ void launch_lists(const Params& params, const Plan& plan, cudaStream_t stream) {
   }
 }
 
+// One launch, whatever the number of rounds.
 template <class T, int kHead>
-void launch_call(Params params, const Plan& plan, cudaStream_t stream) {
+void launch_rounds(const Params& params, const sparse::Csr& csr, cudaStream_t stream) {
+  using C = Config<T, kHead>;
+  if (csr.lists == 0) return;
+  launch_csr(params, csr, kOperation, stream);
+  Grid grid{.blocks = 1, .threads = C::kThreads, .shared_bytes = sizeof(SharedMemory<C>), .cooperative = true};
+  grid.blocks = blocks_at_once(kOperation, rounds_kernel<C>, grid);
+  start(kOperation, rounds_kernel<C>, grid, stream,
+        CsrParams{params, csr, any::attention_bwd_rows::round_up_to_tile(params.problem.Sq)});
+}
+
+template <class T, int kHead>
+void launch_call(Params params, const sparse::Csr& csr, const Plan& plan, cudaStream_t stream) {
   const SparseProblem& p = params.problem;
-  for (params.first = 0; params.first < plan.lists; params.first += plan.lists_at_once) {
-    params.count = std::min(plan.lists_at_once, plan.lists - params.first);
-    launch_lists<T, kHead>(params, plan, stream);
+  if (p.lists.by_offsets) {
+    launch_rounds<T, kHead>(params, csr, stream);
+  } else {
+    for (params.first = 0; params.first < plan.lists; params.first += plan.lists_at_once) {
+      params.count = std::min(plan.lists_at_once, plan.lists - params.first);
+      launch_lists<T, kHead>(params, plan, stream);
+    }
   }
   if (!params.dk && !params.dv) return;
   const std::int64_t blocks = ceil_div(p.Sk, p.lists.block_size);
@@ -77,8 +94,13 @@ void launch_call(Params params, const Plan& plan, cudaStream_t stream) {
 }
 
 template <class T>
-void launch_call(const Params& params, const Plan& plan, cudaStream_t stream) {
-  plan.head == 64 ? launch_call<T, 64>(params, plan, stream) : launch_call<T, 128>(params, plan, stream);
+void launch_call(const Params& params, const sparse::Csr& csr, const Plan& plan, cudaStream_t stream) {
+  plan.head == 64 ? launch_call<T, 64>(params, csr, plan, stream) : launch_call<T, 128>(params, csr, plan, stream);
+}
+
+// Behind params_of(), in the same arrays. Of lists of one length there is nothing.
+sparse::Csr csr_of(const Params& params, const Plan& plan, Arrays& arrays) {
+  return params.problem.lists.by_offsets ? sparse::csr_of(plan, params, arrays) : sparse::Csr{};
 }
 
 }  // namespace
@@ -99,7 +121,7 @@ Plan plan_of(const SparseBackwardProblem& p) {
                                            .item_pairs = kItemPairs}),
             0};
   Arrays arrays(nullptr);
-  params_of(p, plan, arrays);
+  csr_of(params_of(p, plan, arrays), plan, arrays);
   plan.bytes = arrays.bytes();
   return plan;
 }
@@ -109,6 +131,7 @@ void launch(const SparseBackwardProblem& p, void* memory, void* stream) {
   const auto to = static_cast<cudaStream_t>(stream);
   Arrays arrays(memory);
   const Params params = params_of(p, plan, arrays);
+  const sparse::Csr csr = csr_of(params, plan, arrays);
   const any::attention_bwd_rows::Rows rows = {.lse_log2 = const_cast<float*>(params.lse_log2),
                                               .delta = const_cast<float*>(params.delta),
                                               .largest = nullptr,
@@ -121,7 +144,8 @@ void launch(const SparseBackwardProblem& p, void* memory, void* stream) {
     const std::size_t of_number = sizeof(float) * 2 * plan.subs * plan.tile_keys * plan.head;
     check(cudaMemsetAsync(params.sums, 0, static_cast<std::size_t>(params.numbers()) * of_number, to), kOperation);
   }
-  p.dtype == DType::f16 ? launch_call<__half>(params, plan, to) : launch_call<__nv_bfloat16>(params, plan, to);
+  p.dtype == DType::f16 ? launch_call<__half>(params, csr, plan, to)
+                        : launch_call<__nv_bfloat16>(params, csr, plan, to);
 }
 
 }  // namespace heddle::cuda::sm80::sparse_bwd

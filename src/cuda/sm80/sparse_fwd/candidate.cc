@@ -10,7 +10,7 @@ namespace {
 
 using sparse_fwd::plan_of;
 
-Refusal supports(const SparseProblem& p) { return sparse::refuse(p, plan_of(p, false)); }
+Refusal supports(const SparseProblem& p) { return sparse_fwd::refuse(p, plan_of(p, false)); }
 
 constexpr CostLine<SparseProblem> kCosts[] = {
     {"sm80_sparse by blocks", {2e-6, 0, 2.8e12}, {DType::bf16, 1, 64, 4, 65536, 128, 1, 64, 16}},

@@ -12,7 +12,7 @@ using sparse_fwd::plan_of;
 
 Refusal supports(const SparseProblem& p) {
   if (Refusal reason = refuse_other_than_hopper(); !reason.empty()) return reason;
-  return sparse::refuse(p, plan_of(p, true));
+  return sparse_fwd::refuse(p, plan_of(p, true));
 }
 
 constexpr CostLine<SparseProblem> kCosts[] = {
