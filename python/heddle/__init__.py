@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from . import lowbit
+from . import lowbit, patterns
 from ._heddle import version as _version
 from ._options import Causal
 from ._runtime import cpu_target, cpu_targets, num_threads, set_cpu_target, set_num_threads
@@ -67,6 +67,7 @@ __all__ = [
     "lowbit",
     "merge_attention",
     "num_threads",
+    "patterns",
     "sdpa",
     "set_cpu_target",
     "set_num_threads",

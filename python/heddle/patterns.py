@@ -109,8 +109,8 @@ def _bounds(name: str, value: Any) -> tuple[int, ...]:
 class Pattern:
     """Which keys a row attends: an expression, or one for each head. ``parse`` and the functions beside it make them.
 
-    ``a | b`` keeps the pairs of either, ``a & b`` those of both. What is printed is the expression, by which two are compared:
-    ``parse(repr(a)) == a``. Immutable, and a key of dictionaries.
+    ``a | b`` keeps the pairs of either, ``a & b`` those of both. What is printed is the expression, which ``parse`` reads and by
+    which two are compared, in this order of its parts; of heads it is the call of ``by_head``. Immutable, and a key of dictionaries.
     """
 
     __slots__ = ("expressions",)

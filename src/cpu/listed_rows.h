@@ -81,7 +81,7 @@ class ListedRows {
       for (std::int64_t l = 0; l < lists; ++l) {
         const std::int64_t row = (i - task.row_begin) * p_.G + l;
         const std::span<const std::int32_t> list = lists_.list(p_, task.b, s, i, unit + l);
-        const std::int32_t* ids = ids_ == nullptr ? nullptr : lists_.ids(p_, task.b, s, i, unit + l).data();
+        const std::int32_t* ids = ids_ == nullptr ? nullptr : lists_.ids(p_, task.b, s, i, unit + l);
         for (std::size_t n = 0; n < list.size(); ++n) {
           const std::int32_t block = list[n];
           if (block < met.begin || block >= met.end || seen_[block] == row) continue;

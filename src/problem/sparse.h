@@ -26,12 +26,24 @@ struct KeyLists {
   // The list of row i of sequence b for head unit l; its entries may be anything.
   constexpr std::span<const std::int32_t> list(const AttentionProblem& p, std::int64_t b, const Sequence& s,
                                                std::int64_t i, std::int64_t l) const {
-    return part(blocks, stride_b, stride_n, stride_l, p, b, s, i, l);
+    const std::int64_t n = number(p, b, s, i), batch = p.cu_seqlens_q.given ? 0 : b;
+    if (offsets != nullptr) {
+      const std::int32_t* at = offsets + batch * count_stride_b + n * count_stride_n + l * count_stride_l;
+      const std::int64_t begin = clamped(at[0], 0, entries), end = clamped(at[count_stride_n], begin, entries);
+      return {blocks + begin, static_cast<std::size_t>(end - begin)};
+    }
+    std::int64_t count = entries;
+    if (counts != nullptr) {
+      count = clamped(counts[batch * count_stride_b + n * count_stride_n + l * count_stride_l], 0, entries);
+    }
+    return {blocks + batch * stride_b + n * stride_n + l * stride_l, static_cast<std::size_t>(count)};
   }
-  // The masks of its entries, which may be any numbers.
-  constexpr std::span<const std::int32_t> ids(const AttentionProblem& p, std::int64_t b, const Sequence& s,
-                                              std::int64_t i, std::int64_t l) const {
-    return part(mask_ids, mask_stride_b, mask_stride_n, mask_stride_l, p, b, s, i, l);
+  // The masks of its entries, as many; they may be any numbers.
+  constexpr const std::int32_t* ids(const AttentionProblem& p, std::int64_t b, const Sequence& s, std::int64_t i,
+                                    std::int64_t l) const {
+    if (offsets != nullptr) return mask_ids + (list(p, b, s, i, l).data() - blocks);
+    const std::int64_t batch = p.cu_seqlens_q.given ? 0 : b;
+    return mask_ids + batch * mask_stride_b + number(p, b, s, i) * mask_stride_n + l * mask_stride_l;
   }
 
   constexpr std::int64_t mask_words() const { return (block_size + 31) / 32; }
@@ -48,22 +60,11 @@ struct KeyLists {
   }
 
  private:
-  constexpr std::span<const std::int32_t> part(const std::int32_t* of, std::int64_t of_b, std::int64_t of_n,
-                                               std::int64_t of_l, const AttentionProblem& p, std::int64_t b,
-                                               const Sequence& s, std::int64_t i, std::int64_t l) const {
-    std::int64_t n = i / query_rows;
-    if (p.cu_seqlens_q.given) n += query_rows == 1 ? s.q_begin : s.q_begin / query_rows + b;
-    const std::int64_t batch = p.cu_seqlens_q.given ? 0 : b;
-    if (offsets != nullptr) {
-      const std::int32_t* at = offsets + batch * count_stride_b + n * count_stride_n + l * count_stride_l;
-      const std::int64_t begin = clamped(at[0], 0, entries), end = clamped(at[count_stride_n], begin, entries);
-      return {of + begin, static_cast<std::size_t>(end - begin)};
-    }
-    std::int64_t count = entries;
-    if (counts != nullptr) {
-      count = clamped(counts[batch * count_stride_b + n * count_stride_n + l * count_stride_l], 0, entries);
-    }
-    return {of + batch * of_b + n * of_n + l * of_l, static_cast<std::size_t>(count)};
+  // Of the list of row i among those of its head unit.
+  constexpr std::int64_t number(const AttentionProblem& p, std::int64_t b, const Sequence& s, std::int64_t i) const {
+    const std::int64_t n = i / query_rows;
+    if (!p.cu_seqlens_q.given) return n;
+    return n + (query_rows == 1 ? s.q_begin : s.q_begin / query_rows + b);
   }
 };
 
