@@ -73,7 +73,7 @@ __all__ = [
     "sparse_attention",
 ]
 
-_NEED_TORCH = ("flash_attn", "flash_attn_3", "nn", "nsa")  # imported when asked for
+_NEED_TORCH = ("compat", "flash_attn", "flash_attn_3", "nn", "nsa")  # imported when asked for
 
 if TYPE_CHECKING:
     from . import flash_attn as flash_attn

@@ -64,8 +64,9 @@ class Adaptive:
         self.config, self.scores, self.lengths = selection.config, scores, lengths
         self.q, self.k, self.v = q, k, v
         self.training = torch.is_grad_enabled()  # else choices need no gradient, and what is not chosen is not computed
-        self.found = [selection.select(name, q, k, lengths, self.training) for name in selection.names]
-        self.allowed = patterns.allowed(self.found[0].tiles.shape[-1], self.config.causal, q.device)
+        tiles = patterns.tiles_across(q.shape[1], self.config.block_size)
+        self.allowed = left = patterns.allowed(tiles, self.config, lengths, q.device)
+        self.found = [selection.select(name, q, k, left, lengths, self.training) for name in selection.names]
         self.choice: torch.Tensor | None = None  # int64 [B, H, R]: the pattern of each head
         self.tiles = self.found[0].tiles  # of the pattern, as chosen
         if len(self.found) > 1:

@@ -78,13 +78,13 @@ class HybridASAM(nn.Module):
         else:
             lengths = checks.used_lengths("HybridASAM", mask, None, x)
             across = patterns.tiles_across(length, config.block_size)
-            allowed = patterns.allowed(across, config.causal, x.device)
+            allowed = patterns.allowed(across, config, lengths, x.device)
             near = patterns.local(across, self.local_window_size // 2, config.block_size, x.device) & allowed
             far = patterns.columns(across, config.stride, x.device) & allowed & ~near
             results = [patterns.attend(q, k, v, tiles, config, lengths) for tiles in (near, far)]
             weights = nn.functional.logsigmoid(logits), nn.functional.logsigmoid(-logits)
             o, _ = merge_attention([o for o, _ in results], [lse + w for (_, lse), w in zip(results, weights)])
-            ratio = patterns.share_of_pairs(near | far, length, config, lengths) if return_info else None
+            ratio = patterns.share_of_pairs(near | far, length, config, lengths)
         y = self.to_out(o.flatten(2))
         if not return_info:
             return y

@@ -32,8 +32,9 @@ def pattern_options(config: ASAMConfig, selection: Selection, q: torch.Tensor, k
         return {"mask": _drawn(length, config.num_random, config.num_heads, device)[None]}
     with torch.no_grad():  # the public threshold has no gradient
         if name == "clustered":
-            heads = (x.detach().transpose(1, 2).float() for x in (q, k))
-            return {"mask": token_masks.clustered(*heads, selection.centroids.float(), selection.temperature.float())}
+            of_heads = q.detach().transpose(1, 2).float(), k.detach().transpose(1, 2).float()
+            centroids, temperature = selection.centroids.float(), selection.temperature.float()
+            return {"mask": token_masks.clustered(*of_heads, centroids, temperature)}
         return {"mask": token_masks.hierarchical(length, config.scales, selection.scale_weights, device)[None]}
 
 

@@ -29,10 +29,15 @@ def places(tiles: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor
     return at[:, None], at[None, :]
 
 
-def allowed(tiles: int, causal: bool, device: torch.device) -> torch.Tensor:
-    """bool [1, 1, N, N]: the tiles that causality leaves."""
+def allowed(tiles: int, config: ASAMConfig, lengths: torch.Tensor | None, device: torch.device) -> torch.Tensor:
+    """bool [B or 1, 1, N, N]: the tiles that causality and lengths, int32 [B], leave."""
     every = torch.ones(1, 1, tiles, tiles, dtype=torch.bool, device=device)
-    return every.tril() if causal else every
+    if config.causal:
+        every = every.tril()
+    if lengths is None:
+        return every
+    first = torch.arange(tiles, device=device) * config.block_size
+    return every & (first < lengths[:, None])[:, None, None]
 
 
 def local(tiles: int, distance: int, block: int, device: torch.device) -> torch.Tensor:
@@ -52,23 +57,20 @@ def strided(tiles: int, stride: int, device: torch.device) -> torch.Tensor:
     return columns(tiles, stride, device) | local(tiles, 1, 1, device)
 
 
-def random(tiles: int, heads: int, count: int, seed: int, causal: bool, device: torch.device) -> torch.Tensor:
-    """bool [1, H, N, N]: `count` blocks of keys for each head and block of rows, or all there are; of those up to its own if causal.
+def random(count: int, seed: int, heads: int, left: torch.Tensor) -> torch.Tensor:
+    """bool [B or 1, H, N, N]: `count` blocks of keys for each head and block of rows, of the tiles `left`, or all if there are no more.
 
-    A block's rank is a hash of seed, head and the two blocks: the same on every device, and a longer sequence begins as a shorter one
-    does where it is causal.
+    A block's rank is a hash of seed, head and the two blocks: the same on every device, and whatever other blocks there are.
     """
-    rows, keys = places(tiles, device)
-    head = torch.arange(heads, device=device)[:, None, None]
+    rows, keys = places(left.shape[-1], left.device)
+    head = torch.arange(heads, device=left.device)[:, None, None]
     word = ((seed % 65537 * 4096 + head) * 65537 + rows) * 65537 + keys
     for multiplier in (0x7FEB352D, 0x046CA68B):  # below 2^31, so that products of 32 bits stay below 2^63
         word = word & 0xFFFFFFFF
         word = (word ^ (word >> 16)) * multiplier
     rank = ((word >> 8) & 0xFFFFFFFF) << 24 | keys  # no two are equal
-    if causal:
-        rank = torch.where(keys <= rows, rank, torch.iinfo(torch.int64).max)
-    chosen = rank <= rank.sort(-1).values[..., :count][..., -1:]
-    return (chosen.tril() if causal else chosen)[None]
+    rank = torch.where(left, rank, torch.iinfo(torch.int64).max)
+    return (rank <= rank.sort(-1).values[..., :count][..., -1:]) & left
 
 
 def scale_of_tiles(tiles: int, scale: int, device: torch.device) -> torch.Tensor:
@@ -77,14 +79,15 @@ def scale_of_tiles(tiles: int, scale: int, device: torch.device) -> torch.Tensor
     return (keys % scale == 0) | ((rows - keys).abs() <= scale // 4)
 
 
-def static(name: str, config: ASAMConfig, tiles: int, device: torch.device) -> torch.Tensor:
-    """bool [1, H or 1, N, N] of a pattern that no data and no parameter changes."""
+def static(name: str, config: ASAMConfig, left: torch.Tensor) -> torch.Tensor:
+    """bool [B or 1, H or 1, N, N] of a pattern that neither data nor parameters change, of the tiles that causality and lengths leave."""
+    tiles, device = left.shape[-1], left.device
     if name == "local":
         return local(tiles, config.window_size // 2, config.block_size, device)
     if name == "strided":
         return strided(tiles, config.stride, device)
     count = (config.num_random + config.block_size - 1) // config.block_size
-    return random(tiles, config.num_heads, count, config.seed, config.causal, device)
+    return random(count, config.seed, config.num_heads, left)
 
 
 def lists_of(tiles: torch.Tensor, batch: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -44,27 +44,29 @@ class Selection(nn.Module):
             self.head_bias = nn.Parameter(torch.zeros(heads, len(CHOICES)))
 
     def select(
-        self, name: str, q: torch.Tensor, k: torch.Tensor, lengths: torch.Tensor | None, training: bool
+        self,
+        name: str,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        left: torch.Tensor,
+        lengths: torch.Tensor | None,
+        training: bool,
     ) -> Tiles:
         """
         Args:
           name: one of ``names``.
           q, k: [B, T, H, D].
+          left: bool [B or 1, 1, N, N], the tiles that causality and lengths leave.
           lengths: int32 [B], keys in use.
           training: whether choices give gradients.
         """
-        tiles = patterns.tiles_across(q.shape[1], self.config.block_size)
         if name == "clustered":
-            found = self._clustered(q, k, tiles, lengths, training)
+            found = self._clustered(q, k, left.shape[-1], lengths, training)
         elif name == "hierarchical":
-            found = self._hierarchical(tiles, q.device, training)
+            found = self._hierarchical(left.shape[-1], q.device, training)
         else:
-            found = Tiles(patterns.static(name, self.config, tiles, q.device))
-        if self.config.causal:
-            found = found._replace(
-                tiles=found.tiles.tril(), parts=tuple((part.tril(), bias) for part, bias in found.parts)
-            )
-        return found
+            found = Tiles(patterns.static(name, self.config, left))
+        return found._replace(tiles=found.tiles & left, parts=tuple((part & left, bias) for part, bias in found.parts))
 
     def _membership(self, of_blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Of vectors [B, N, H, D]: the cluster of each, int64 [B, H, N], and how far it belongs there, [B, H, N]."""

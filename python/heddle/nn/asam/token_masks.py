@@ -36,7 +36,11 @@ def random(length: int, count: int, heads: int, device: torch.device | str = "cp
 
 def clustered(q: torch.Tensor, k: torch.Tensor, centroids: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
     """[B, H, T, T] of q and k [B, H, T, D]: pairs whose memberships have a product above 0.1."""
-    q_assign, k_assign = memberships(q, k, centroids, temperature)
+    return together(*memberships(q, k, centroids, temperature))
+
+
+def together(q_assign: torch.Tensor, k_assign: torch.Tensor) -> torch.Tensor:
+    """[B, H, T, T] of memberships."""
     return q_assign @ k_assign.transpose(-1, -2) > 0.1
 
 
