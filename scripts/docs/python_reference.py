@@ -42,6 +42,7 @@ PAGES: dict[str, tuple[str, list[tuple[str, str, list[str]]]]] = {
         "heddle.nn: torch modules",
         [
             ("Modules", "heddle.nn", ["Linear", "TransformerBlock", "NativeSparseAttention", "BlockCompression"]),
+            ("Adaptive sparse attention", "heddle.nn", ["ASAMConfig", "ASAMLayer", "ASAMEncoder", "AdaptiveGate", "EfficientASAMLayer", "FlashASAMLayer", "HybridASAM"]),
             ("Precision of a model", "heddle.nn", ["quantize_model", "load_quantized", "linear_layers", "weights_report", "WeightsReport", "StoredWeight", "Policy", "choose_policy", "PolicyReport", "calibrate", "CalibrationReport", "LayerCalibration"]),
             ("An early study's names", "heddle.nn", ["FlashAttention", "FP4Codec", "FusedFP4Linear", "OptimizedTransformerBlock"]),
         ],
@@ -54,6 +55,19 @@ PAGES: dict[str, tuple[str, list[tuple[str, str, list[str]]]]] = {
             ("Sharing between rows", "heddle.nsa", ["SharingOptions", "presets", "sharing_report", "SharingReport"]),
             ("What would run", "heddle.nsa", ["explain_parallel_nsa", "ParallelExplanation", "explain_pool_keys", "explain_select_blocks", "explain_nsa_step"]),
             ("Plain versions, to compare with", "heddle.nsa", ["naive_nsa", "naive_nsa_compression", "naive_nsa_compression_varlen", "naive_nsa_with_compression"]),
+        ],
+    ),
+    "compat": (
+        "Other packages' names",
+        [
+            ("asam", "heddle.compat.asam", []),
+            ("asam.adaptive_gate", "heddle.compat.asam.adaptive_gate", []),
+            ("asam.asam_layer", "heddle.compat.asam.asam_layer", []),
+            ("asam.asam_layer_optimized", "heddle.compat.asam.asam_layer_optimized", []),
+            ("asam.efficient_attention", "heddle.compat.asam.efficient_attention", []),
+            ("asam.flash_asam", "heddle.compat.asam.flash_asam", []),
+            ("asam.quantization", "heddle.compat.asam.quantization", []),
+            ("asam.sparse_patterns", "heddle.compat.asam.sparse_patterns", []),
         ],
     ),
     "encoder": (

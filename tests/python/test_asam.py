@@ -273,22 +273,24 @@ def test_rows_without_keys_are_0():
     assert y.isfinite().all() and made.adaptive_attn.gate.sparse_threshold.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_the_layer_compiles_for_every_length(causal):
-    made = spread(layer(causal=causal))
-    compiled = torch.compile(made, fullgraph=True, dynamic=True, backend="aot_eager")
+@pytest.mark.parametrize("form", [
+    {"causal": True, "backend": "eager", "dynamic": True},  # all that is chosen; one graph for two lengths
+    {"pattern_type": "local", "backend": "aot_eager", "dynamic": False},  # with a graph of the gradients
+], ids=["causal", "local"])  # fmt: skip
+def test_the_layer_compiles(form):
+    how = {"fullgraph": True, "backend": form.pop("backend"), "dynamic": form.pop("dynamic")}
+    made = layer(**form)
     torch._dynamo.reset()
-    for length in (75, 40):
+    torch._dynamo.utils.counters.clear()
+    compiled = torch.compile(made, **how)
+    for length in (75, 40) if how["dynamic"] else (75,):
         x = torch.randn(1, length, 32)
         want = made(x)[0]
         y, info = compiled(x, return_info=True)
         assert relative(y, want) < 1e-6 and info["sparse_ratio"].shape == ()
-        made.zero_grad()
-        y.sum().backward()
-        got = made.selection.head_bias.grad.clone()
-        made.zero_grad()
-        want.sum().backward()
-        assert relative(got, made.selection.head_bias.grad) < 1e-4
+        got = torch.autograd.grad(y.sum(), made.adaptive_attn.gate.sparse_threshold)[0]
+        assert relative(got, torch.autograd.grad(want.sum(), made.adaptive_attn.gate.sparse_threshold)[0]) < 1e-4
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
 def test_autocast_and_a_scaler():
@@ -412,6 +414,10 @@ def test_windows_are_windows():
         of = torch.ones(75, 75).tril().sum() if causal else 75**2
         assert info["sparse_ratio"].item() == pytest.approx((window.sum() / of).item(), abs=1e-6)
         assert local(x[:, :16], return_info=True)[1]["sparse_ratio"] == 1
+        lengths = torch.tensor([75, 40])
+        used = (at < lengths[:, None])[:, None, None]
+        rows = used[:, 0, 0, :, None]
+        assert relative(local(x, lengths=lengths)[0] * rows, local(x, used)[0] * rows) < 1e-6
     trained = nn.EfficientASAMLayer(32, 4, 16, 0.5).train()
     torch.manual_seed(0)
     one = trained(x)[0]

@@ -79,29 +79,39 @@ class EfficientASAMLayer(nn.Module):
         nn.init.xavier_uniform_(self.out_proj.weight)
 
     def forward(
-        self, x: torch.Tensor, mask: torch.Tensor | None = None, return_info: bool = False
+        self,
+        x: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        return_info: bool = False,
+        *,
+        lengths: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, Info | None]:
         """
         Args:
           x: [B, T, dim], T any from 1 up.
           mask: bool, broadcastable to [B, H, T, T], true where a key is attended. Rows that have none give 0 before out_proj.
           return_info: whether to return what is attended.
+          lengths: int32 [B], how many keys of each sequence are in use, from 1 up; costs less than a mask that says the same.
 
         Returns:
           y [B, T, dim], and None or a dict of ``sparse_ratio``, float32 []: the share of pairs in the window, of those that causality
-          leaves. A mask does not count.
+          leaves. Mask and lengths do not count.
 
         Raises:
           ValueError: x of another width, a mask that does not broadcast. TypeError: a mask that is not bool.
         """
         checks.width(self.layer, x, self.dim)
         mask = checks.token_mask(self.layer, mask, x, self.num_heads)
+        if lengths is not None:
+            lengths = checks.used_lengths(self.layer, None, lengths, x)
         length = x.shape[1]
         q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, self.num_heads, self.head_dim)).unbind(2)
         reach = self.window_size // 2 if self.use_local_attention and length > self.window_size else None
-        options: dict[str, Any] = {"mask": mask, "causal": "top_left" if self.causal else "none"}
+        options: dict[str, Any] = {"mask": mask, "seqused_k": lengths, "causal": "top_left" if self.causal else "none"}
         if reach is not None:
             options["window"] = (reach, reach)
+            if lengths is not None and not self.causal:
+                options["q_offset"] = 0  # else rows are the last positions of the keys in use
         o = attention(q, k, v, dropout_p=self.dropout.p if self.training else 0.0, **options)
         y = x + self.dropout(self.out_proj(o.flatten(2)))
         y = y + self.ffn(y)
