@@ -96,12 +96,13 @@ def _comment_of(module: str, name: str) -> list[str]:
     raise ValueError(f"{module}.{name} has no comment that begins with '#:'")
 
 
-def _entry(module: str, name: str, documented: set[int]) -> list[str]:
+def _entry(module: str, name: str, documented: set[str]) -> list[str]:
     value = getattr(importlib.import_module(module), name)
     full = f"{module}.{name}"
     if inspect.isclass(value):
-        again = ["   :no-index:"] if id(value) in documented else []  # under another public name
-        documented.add(id(value))
+        # Under another public name, or another of its name, between which a signature's plain name could not choose.
+        again = ["   :no-index:"] if value.__name__ in documented else []
+        documented.add(value.__name__)
         return [f".. autoclass:: {full}", "   :members:", *again, ""]
     if callable(value):
         return [f".. autofunction:: {full}", ""]
@@ -122,7 +123,7 @@ def write(folder: Path) -> None:
     """All pages, and their list."""
     folder.mkdir(parents=True)
     placed: dict[str, set[str]] = {}
-    documented: set[int] = set()
+    documented: set[str] = set()
     for name, (title, sections) in PAGES.items():
         out = _heading(title, "=")
         seen = set()

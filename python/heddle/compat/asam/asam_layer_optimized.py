@@ -8,7 +8,8 @@ from torch import nn
 from ...functional import attention
 from ...nn import AdaptiveGate
 from ...nn.asam.checks import width
-from ...nn.asam.efficient import check_sizes, feed_forward, share_of_window
+from ...nn.asam.efficient import check_sizes, share_of_window
+from ...nn.asam.layer import feed_forward
 from ...nsa.checks import one_of
 
 __all__ = ["OptimizedASAMLayer"]
