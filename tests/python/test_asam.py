@@ -47,6 +47,7 @@ def test_a_layer_is_its_definition(form):
                 assert len((info["gate_values"] > 0.5).unique()) == 2  # heads of either kind
         if form["pattern_type"] == "adaptive":
             assert info["patterns"].unique().numel() == 4
+    assert made.state_dict().keys() == layer(**form).state_dict().keys()  # no length leaves anything behind
 
 
 @pytest.mark.parametrize("form", [f for f in FORMS if f["causal"]], ids=lambda form: "-".join(map(str, form.values())))
@@ -130,6 +131,9 @@ def test_only_what_is_kept_is_computed(monkeypatch):
     entries.clear()
     made(x)
     assert entries == [4 * kept, 4 * (100 - kept)]  # with gradients the rest, too, and nothing twice
+    entries.clear()
+    made.requires_grad_(False)(x)
+    assert entries == [3 * kept + 100]
     entries.clear()
     made = layer(pattern_type="local", use_adaptive_gate=False)
     made(x)[0].sum().backward()

@@ -63,7 +63,9 @@ class Adaptive:
     ) -> None:
         self.config, self.scores, self.lengths = selection.config, scores, lengths
         self.q, self.k, self.v = q, k, v
-        self.training = torch.is_grad_enabled()  # else choices need no gradient, and what is not chosen is not computed
+        # Without gradients what is not chosen is not computed.
+        learns = q.requires_grad or any(parameter.requires_grad for parameter in selection.parameters())
+        self.training = torch.is_grad_enabled() and (learns or (scores is not None and scores.logits.requires_grad))
         tiles = patterns.tiles_across(q.shape[1], self.config.block_size)
         self.allowed = left = patterns.allowed(tiles, self.config, lengths, q.device)
         self.found = [selection.select(name, q, k, left, lengths, self.training) for name in selection.names]
