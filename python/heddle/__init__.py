@@ -74,7 +74,7 @@ __all__ = [
     "sparse_attention",
 ]
 
-_NEED_TORCH = ("distributed", "flash_attn", "flash_attn_3", "nn", "nsa")  # imported when asked for
+_NEED_TORCH = ("compat", "distributed", "flash_attn", "flash_attn_3", "nn", "nsa")  # imported when asked for
 
 if TYPE_CHECKING:
     from . import distributed as distributed

@@ -126,6 +126,11 @@ CompressionName = Literal["mean", "learned"]
 GateName = Literal["own", "anchor"]
 ForcedName = Literal["first", "previous", "current"]
 
+# Of adaptive sparse attention.
+ASAMPatternName = Literal["adaptive", "local", "strided", "random", "clustered", "hierarchical"]
+ASAMGateName = Literal["hard", "soft"]
+ASAMCompatName = Literal["asam"]
+
 
 class _Options(TypedDict, total=False):
     """What all of attention's functions take."""

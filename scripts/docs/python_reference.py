@@ -49,6 +49,7 @@ PAGES: dict[str, tuple[str, list[tuple[str, str, list[str]]]]] = {
         "heddle.nn: torch modules",
         [
             ("Modules", "heddle.nn", ["Linear", "TransformerBlock", "NativeSparseAttention", "BlockCompression"]),
+            ("Adaptive sparse attention", "heddle.nn", ["ASAMConfig", "ASAMLayer", "ASAMEncoder", "AdaptiveGate", "EfficientASAMLayer", "FlashASAMLayer", "HybridASAM"]),
             ("Precision of a model", "heddle.nn", ["quantize_model", "load_quantized", "linear_layers", "weights_report", "WeightsReport", "StoredWeight", "Policy", "choose_policy", "PolicyReport", "calibrate", "CalibrationReport", "LayerCalibration"]),
             ("An early study's names", "heddle.nn", ["FlashAttention", "FP4Codec", "FusedFP4Linear", "OptimizedTransformerBlock"]),
         ],
@@ -64,6 +65,19 @@ PAGES: dict[str, tuple[str, list[tuple[str, str, list[str]]]]] = {
         ],
     ),
     "distributed": ("heddle.distributed: several processes", [("", "heddle.distributed", [])]),
+    "compat": (
+        "Other packages' names",
+        [
+            ("asam", "heddle.compat.asam", []),
+            ("asam.adaptive_gate", "heddle.compat.asam.adaptive_gate", []),
+            ("asam.asam_layer", "heddle.compat.asam.asam_layer", []),
+            ("asam.asam_layer_optimized", "heddle.compat.asam.asam_layer_optimized", []),
+            ("asam.efficient_attention", "heddle.compat.asam.efficient_attention", []),
+            ("asam.flash_asam", "heddle.compat.asam.flash_asam", []),
+            ("asam.quantization", "heddle.compat.asam.quantization", []),
+            ("asam.sparse_patterns", "heddle.compat.asam.sparse_patterns", []),
+        ],
+    ),
     "encoder": (
         "Encoders",
         [("", "heddle", ["Encoder", "EncoderLayer", "PrecisionChoice", "PrecisionTrial"])],
@@ -90,12 +104,13 @@ def _comment_of(module: str, name: str) -> list[str]:
     raise ValueError(f"{module}.{name} has no comment that begins with '#:'")
 
 
-def _entry(module: str, name: str, documented: set[int]) -> list[str]:
+def _entry(module: str, name: str, documented: set[str]) -> list[str]:
     value = getattr(importlib.import_module(module), name)
     full = f"{module}.{name}"
     if inspect.isclass(value):
-        again = ["   :no-index:"] if id(value) in documented else []  # under another public name
-        documented.add(id(value))
+        # Under another public name, or another of its name, between which a signature's plain name could not choose.
+        again = ["   :no-index:"] if value.__name__ in documented else []
+        documented.add(value.__name__)
         return [f".. autoclass:: {full}", "   :members:", *again, ""]
     if callable(value):
         return [f".. autofunction:: {full}", ""]
@@ -116,7 +131,7 @@ def write(folder: Path) -> None:
     """All pages, and their list."""
     folder.mkdir(parents=True)
     placed: dict[str, set[str]] = {}
-    documented: set[int] = set()
+    documented: set[str] = set()
     for name, (title, sections) in PAGES.items():
         out = _heading(title, "=")
         seen = set()

@@ -23,6 +23,7 @@ PRINTED = re.compile(r"^\s*print\(.*\)  # (.*)$", re.MULTILINE)
         "docs/sparse.md",
         "docs/patterns.md",
         "docs/nsa.md",
+        "docs/asam.md",
     ],
 )
 def test_the_blocks_of_a_page_print_what_it_says(page, monkeypatch, tmp_path):

@@ -16,6 +16,7 @@ import torch
 from heddle import _heddle, _options, _types, lowbit, nn
 from heddle.lowbit import calibration
 from heddle.nn import block, native_sparse_attention, policy
+from heddle.nn.asam import config as asam_config
 from heddle.nsa import branches, cache, sharing
 
 _CASES = Path(__file__).with_name("typing_cases.py")
@@ -68,6 +69,8 @@ def test_options_of_linear_are_those_of_from_linear():
         (_types.OwnKeyName, list(cache.OWN_KEYS)),
         (_types.CompressionName, list(native_sparse_attention.COMPRESSIONS)),
         (_types.ForcedName, list(branches.FORCED)),
+        (_types.ASAMPatternName, list(asam_config.PATTERNS)),
+        (_types.ASAMGateName, list(asam_config.GATES)),
     ],
 )
 def test_names_are_the_librarys(alias, listed):
@@ -177,7 +180,7 @@ def test_dir_is_what_is_public(name):
 
 
 def test_dir_of_the_package():
-    extra = {"distributed", "flash_attn", "flash_attn_3", "nn", "nsa", "hosts", "__version__"}
+    extra = {"compat", "distributed", "flash_attn", "flash_attn_3", "nn", "nsa", "hosts", "__version__"}
     assert set(dir(heddle)) == {*heddle.__all__, *extra}
     assert all(hasattr(heddle, name) for name in dir(heddle))
     assert dir(importlib.import_module("heddle.hosts")) == ["torch", "transformers"]

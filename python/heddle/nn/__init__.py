@@ -1,5 +1,5 @@
-"""torch modules over Heddle's operations: linear layers in 4 and 8 bits, a Transformer block, precision layer by layer.
-docs/nn.md has the whole of it. Imports torch.
+"""torch modules over Heddle's operations: linear layers in 4 and 8 bits, a Transformer block, native and adaptive sparse
+attention, precision layer by layer. docs/nn.md has the whole of it. Imports torch.
 
 >>> import torch, heddle.nn
 >>> model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10)).eval()
@@ -12,6 +12,11 @@ from __future__ import annotations
 
 from ..hosts.torch import torch as _torch  # says how to install it
 from ..lowbit import FP4Codec, PackedTensor, PackingError, QuantizedTensor
+from .asam.config import ASAMConfig
+from .asam.efficient import EfficientASAMLayer, FlashASAMLayer
+from .asam.gate import AdaptiveGate
+from .asam.hybrid import HybridASAM
+from .asam.layer import ASAMEncoder, ASAMLayer
 from .block import TransformerBlock
 from .block_compression import BlockCompression
 from .calibration import CalibrationReport, LayerCalibration, calibrate
@@ -26,11 +31,18 @@ from .study import FlashAttention, FusedFP4Linear, OptimizedTransformerBlock
 _torch.serialization.add_safe_globals([QuantizedTensor, PackedTensor, PackingError])
 
 __all__ = [
+    "ASAMConfig",
+    "ASAMEncoder",
+    "ASAMLayer",
+    "AdaptiveGate",
     "BlockCompression",
     "CalibrationReport",
+    "EfficientASAMLayer",
     "FP4Codec",
+    "FlashASAMLayer",
     "FlashAttention",
     "FusedFP4Linear",
+    "HybridASAM",
     "LayerCalibration",
     "Linear",
     "NativeSparseAttention",

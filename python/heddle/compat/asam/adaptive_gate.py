@@ -1,0 +1,7 @@
+"""The gate, by the public module's name."""
+
+from __future__ import annotations
+
+from ...nn import AdaptiveGate
+
+__all__ = ["AdaptiveGate"]
