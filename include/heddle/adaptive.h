@@ -26,8 +26,8 @@ namespace heddle {
 constexpr std::int64_t kAdaptiveRows = 12, kAdaptiveKeys = 32;
 
 // What is to happen with a row whose bound comes out above tol: its blocks are multiplied after all, the call is
-// repeated as exact attention, or nothing, so that `bound` tells. Here blocks are replaced while the bound allows it, so
-// that none comes out above tol, and the three give the same.
+// repeated as exact attention, or nothing, so that `bound` tells. Here blocks are replaced while the bound allows it,
+// so that none comes out above tol, and the three give the same.
 enum class OnExceed : std::uint8_t { refine, dense, report };
 // "refine", "dense", "report"; Error, listing them, for another name.
 OnExceed on_exceed_named(std::string_view name);
@@ -48,8 +48,8 @@ struct AdaptiveOutputs {
   TensorView o, lse, bound, replaced;  // all but o may be absent
 };
 
-// As attention_forward and its kin. Operands are f32, f16 or bf16, on the CPU. Not with bias, mask, draft_mask, dropout,
-// a method, or a precision other than f32: a mean may count only keys that each row of a run meets.
+// As attention_forward and its kin. Operands are f32, f16 or bf16, on the CPU. Not with bias, mask, draft_mask,
+// dropout, a method, or a precision other than f32: a mean may count only keys that each row of a run meets.
 std::size_t adaptive_attention_forward_workspace(const TensorView& q, const TensorView& k, const TensorView& v,
                                                  const AdaptiveOptions& adaptive, const AttentionOptions& options,
                                                  const Runtime& runtime = {});

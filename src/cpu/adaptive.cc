@@ -8,7 +8,9 @@
 #include "core/check.h"
 #include "core/parallel.h"
 #include "cpu/adaptive_plan.h"
+#include "cpu/attention.h"
 #include "cpu/kernels.h"
+#include "cpu/key_gradients.h"
 #include "cpu/unused_rows.h"
 #include "problem/attended_pairs.h"
 
@@ -142,6 +144,61 @@ void launch(const AdaptiveProblem& p, const Runtime& runtime) {
   });
 }
 
+using Backward = AdaptiveBackwardProblem;
+
+KeyGradients key_gradients(const Backward& p) { return {p, ceil_div(p.Sq * p.G, backward_rows(p))}; }
+
+std::size_t backward_scratch(const Backward& p) {
+  return static_cast<std::size_t>(round_up(static_cast<std::int64_t>(kernels().adaptive_backward_scratch(p)), 64));
+}
+
+Refusal supports_backward(const Backward& p) {
+  return p.alibi || p.softcap > 0 ? "it has no gradients with ALiBi or softcap" : "";
+}
+
+double estimate_backward(const Backward& p, int workers) {
+  const double rate = p.dtype == DType::bf16 ? kernels().bf16_rate : kernels().f32_rate;
+  const double pairs = static_cast<double>(p.B * p.H) * attended_pairs(p);
+  return 6e-6 + pairs * (6.0 * static_cast<double>(p.D) + 4.0 * static_cast<double>(p.Dv) + 24.0) / (rate * workers);
+}
+
+std::size_t workspace_backward(const Backward& p, int workers) {
+  return backward_scratch(p) * static_cast<std::size_t>(workers) + key_gradients(p).bytes(workers);
+}
+
+std::string describe_backward(const Backward& p, int workers) {
+  return text(kernels().name, ", tiles of ", backward_rows(p), " rows x ", kKeyBlock, " keys, ",
+              key_gradients(p).describe(), ", ", workers, workers == 1 ? " thread" : " threads");
+}
+
+void launch_backward(const Backward& p, const Runtime& runtime) {
+  const Kernels& k = kernels();
+  Executor& executor = *runtime.executor;
+  auto* memory = static_cast<std::byte*>(runtime.workspace.data);
+  const std::size_t each = backward_scratch(p);
+  const auto scratch = [&](int worker) { return memory + each * static_cast<std::size_t>(worker); };
+  if (p.seqused_q && p.dq && !p.accumulate) {
+    parallel_for(executor, p.B, [&](std::int64_t b, int) { zero_unused_rows(p, b, p.dq, p.D); });
+  }
+  if (p.dq || p.dk || p.dv) {
+    const KeyGradients gradients = key_gradients(p);
+    gradients.run(executor, reinterpret_cast<float*>(scratch(executor.workers())),
+                  [&](std::int64_t b, std::int64_t kv_head, std::int64_t cut, float* dk, float* dv, int worker) {
+                    const BackwardTask task{.b = b,
+                                            .kv_head = kv_head,
+                                            .first_tile = cut,
+                                            .tile_step = gradients.cuts(),
+                                            .dk = dk,
+                                            .dv = dv,
+                                            .tiles = {}};
+                    k.adaptive_backward(p, task, scratch(worker));
+                  });
+  }
+  if (p.dsink) {
+    parallel_for(executor, p.H, [&](std::int64_t h, int) { sink_gradient(p, h); });
+  }
+}
+
 }  // namespace
 
 const AdaptiveForwardKernel kAdaptiveAttentionForward = {
@@ -154,6 +211,18 @@ const AdaptiveForwardKernel kAdaptiveAttentionForward = {
     .workspace = workspace,
     .launch = launch,
     .describe = describe,
+};
+
+const AdaptiveBackwardKernel kAdaptiveAttentionBackward = {
+    .name = "cpu",
+    .method = "flash",
+    .device = Device::cpu,
+    .automatic = true,
+    .supports = supports_backward,
+    .estimate = estimate_backward,
+    .workspace = workspace_backward,
+    .launch = launch_backward,
+    .describe = describe_backward,
 };
 
 }  // namespace heddle::cpu

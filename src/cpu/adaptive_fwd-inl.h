@@ -253,8 +253,8 @@ class AdaptiveForwardTile {
       VF sum = hn::LoadU(d, r.sum + n * kLanes);
       if (p_.sink) {
         // Beyond 2^100 the sum is large enough.
-        const VF above = hn::Mul(hn::Sub(hn::LoadU(d, sinks_ + group * kGroup + n * kLanes), max[n]),
-                                 hn::Set(d, to_log2(p_)));
+        const VF above =
+            hn::Mul(hn::Sub(hn::LoadU(d, sinks_ + group * kGroup + n * kLanes), max[n]), hn::Set(d, to_log2(p_)));
         sum = hn::Add(sum, Exp2(hn::Min(above, hn::Set(d, 100.0f))));
       }
       room[n] = hn::Mul(sum, hn::Set(d, task_->limit));
@@ -274,13 +274,14 @@ class AdaptiveForwardTile {
         const VF squares = hn::LoadU(d, blocks_->squares + at * kGroup + n * kLanes);
         // The difference of two sums that may cancel: each is off by less than 2^-17 of the squares.
         const VF share = hn::Mul(mass, hn::Set(d, 1.0f / static_cast<float>(keys.size())));
-        const VF spread = hn::MulAdd(squares, hn::Set(d, 0x1p-16f),
-                                     hn::Max(hn::NegMulAdd(mass, share, squares), hn::Zero(d)));
-        const VF own = hn::Min(hn::Mul(hn::Sqrt(spread), hn::Set(d, values.width)),
-                               hn::Mul(mass, hn::Set(d, values.radius)));
+        const VF spread =
+            hn::MulAdd(squares, hn::Set(d, 0x1p-16f), hn::Max(hn::NegMulAdd(mass, share, squares), hn::Zero(d)));
+        const VF own =
+            hn::Min(hn::Mul(hn::Sqrt(spread), hn::Set(d, values.width)), hn::Mul(mass, hn::Set(d, values.radius)));
         with[n] = hn::Add(error[n], hn::MulAdd(mass, hn::Set(d, kMeanRounding), own));
         // Lanes without a row have nothing to say; NaN says no.
-        const auto idle = hn::Not(hn::FirstN(d, static_cast<std::size_t>(std::max<std::int64_t>(g.count - n * kLanes, 0))));
+        const auto idle =
+            hn::Not(hn::FirstN(d, static_cast<std::size_t>(std::max<std::int64_t>(g.count - n * kLanes, 0))));
         fits = fits && hn::AllTrue(d, hn::Or(idle, hn::Le(with[n], room[n])));
       }
       if (!fits) continue;

@@ -13,9 +13,9 @@ constexpr std::int64_t kBlocksOfTile = kKeyBlock / kAdaptiveKeys;  // blocks of 
 // How far the values of a block lie from their mean c (docs/numerics.md). As they are found, in units of 2^exponent;
 // then in units of the longest value of the kv head.
 struct ValueBlock {
-  float radius = 0;           // largest |v_j - c|; infinite: the block is never replaced
-  float width = 0;            // at least the largest singular value of the rows v_j - c
-  float longest = 0;          // largest |v_j|, rounded down
+  float radius = 0;   // largest |v_j - c|; infinite: the block is never replaced
+  float width = 0;    // at least the largest singular value of the rows v_j - c
+  float longest = 0;  // largest |v_j|, rounded down
   std::int32_t exponent = 0;
 };
 

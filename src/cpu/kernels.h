@@ -71,6 +71,8 @@ struct Kernels {
                        std::int64_t end, ValueBlock* values, float* means, std::byte* scratch);
   std::size_t (*adaptive_scratch)(const AdaptiveProblem&, std::int64_t rows);
   void (*adaptive_forward)(const AdaptiveProblem&, const AdaptiveTask&, std::byte* scratch);
+  std::size_t (*adaptive_backward_scratch)(const AdaptiveBackwardProblem&);
+  void (*adaptive_backward)(const AdaptiveBackwardProblem&, const BackwardTask&, std::byte* scratch);
 
   // Partial results of whole calls: rows [begin, end) of all batches', counted b * S + i; and dsink of head h.
   void (*merge_partials)(const MergeProblem&, std::int64_t begin, std::int64_t end);

@@ -19,13 +19,13 @@ void check_options(const Check& check, const TensorView& q, const TensorView& k,
   }
   for (const auto& [name, view] :
        {Named{"bias", &options.bias}, Named{"mask", &options.mask}, Named{"draft_mask", &options.draft_mask}}) {
-    check.require(!view->given(), name, " is given: attention with a tolerance has none, as it replaces blocks of keys "
+    check.require(!view->given(), name,
+                  " is given: attention with a tolerance has none, as it replaces blocks of keys "
                   "that rows meet as a whole");
   }
   check.require(options.dropout.p == 0, "dropout.p is ", static_cast<double>(options.dropout.p),
                 ": it must be 0, as attention with a tolerance has no dropout");
-  check.require(options.precision == Precision::f32,
-                "precision is not f32: attention with a tolerance has no other");
+  check.require(options.precision == Precision::f32, "precision is not f32: attention with a tolerance has no other");
   check.require(options.method.empty(), "method is '", options.method,
                 "': attention with a tolerance has one; leave it empty, or name a candidate as force");
 }
@@ -75,10 +75,8 @@ AdaptiveProblem checked_adaptive_problem(const Check& check, const TensorView& q
     check.not_overlapping(outputs.bound, "bound");
   }
   p.replaced = checked_blocks(check, p, outputs.replaced);
-  const Named written[] = {{names.o, &outputs.o},
-                           {names.lse, &outputs.lse},
-                           {"bound", &outputs.bound},
-                           {"replaced", &outputs.replaced}};
+  const Named written[] = {
+      {names.o, &outputs.o}, {names.lse, &outputs.lse}, {"bound", &outputs.bound}, {"replaced", &outputs.replaced}};
   const Named read[] = {{"q", &q}, {"k", &k}, {"v", &v}};
   check_apart(check, written, read);
   return p;

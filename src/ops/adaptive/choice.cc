@@ -14,7 +14,7 @@ std::span<const AdaptiveForwardKernel* const> PlainOperation<AdaptiveProblem>::c
 
 template <>
 std::span<const AdaptiveBackwardKernel* const> PlainOperation<AdaptiveBackwardProblem>::candidates() {
-  static const AdaptiveBackwardKernel* const kernels[] = {/*TODO*/
+  static const AdaptiveBackwardKernel* const kernels[] = {&cpu::kAdaptiveAttentionBackward,
                                                           &reference::kAdaptiveAttentionBackward};
   return kernels;
 }
