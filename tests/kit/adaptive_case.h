@@ -2,6 +2,7 @@
 // blocks that it replaced, and exact attention.
 #pragma once
 
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,7 @@ struct AdaptiveCase {
   // Kernels have no gradients with ALiBi or softcap.
   bool has_gradients() const { return call.has_backward() && call.alibi == Alibi::none && call.softcap == 0; }
 };
+inline void PrintTo(const AdaptiveCase& spec, std::ostream* out) { *out << spec.name; }
 const std::vector<AdaptiveCase>& adaptive_cases();
 AttentionCase adaptive_call(DType dtype, std::int64_t B, std::int64_t H, std::int64_t Hkv, std::int64_t Sq,
                             std::int64_t Sk, std::int64_t D, void (*change)(AttentionCase&) = nullptr);
