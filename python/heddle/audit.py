@@ -83,9 +83,10 @@ _ROUNDING = {"float32": 2.0**-17, "float16": 2.0**-9, "bfloat16": 2.0**-7}
 def _exact_row(x: _Sequence, i: int, causal: int, options: dict[str, Any]) -> Any:
     """Row i of a sequence, [1, 1, H, Dv] in float32, as a piece of the call: all its keys, and its place among them."""
     at = i if causal == CAUSAL_CODES["top_left"] else i + x.k.shape[1] - x.q.shape[1]
-    place = {"q_offset": max(at, 0), "key_offset": max(-at, 0), "causal": "top_left" if causal else "none"}
-    wide = "float32" if str(x.q.dtype).removeprefix("torch.") != "float32" else None
-    return attention(x.q[:, i : i + 1], x.k, x.v, force="reference", out_dtype=wide, **place, **options)
+    options |= {"q_offset": max(at, 0), "key_offset": max(-at, 0), "causal": "top_left" if causal else "none"}
+    if str(x.q.dtype).removeprefix("torch.") != "float32":
+        options["out_dtype"] = "float32"
+    return attention(x.q[:, i : i + 1], x.k, x.v, force="reference", **options)
 
 
 def _quantiles(values: np.ndarray[Any, Any], of: Sequence[float]) -> dict[float, float]:
@@ -130,7 +131,7 @@ def audit_attention(
     if tuple(out.shape[:-1]) != tuple(q.shape[:-1]):
         rule = f"it must have the rows and heads of q, {list(q.shape)}"
         raise ValueError(f"[audit_attention] out is {list(out.shape)}: {rule}")
-    given = dict(options)
+    given: dict[str, Any] = dict(options)
     causal = causal_code(given.pop("causal", "none"))
     sequences = _sequences(q, k, v, out, bound, given.pop("cu_seqlens_q", None), given.pop("cu_seqlens_k", None))
     ends = np.cumsum([x.q.shape[1] for x in sequences])
@@ -148,7 +149,7 @@ def audit_attention(
         longest = np.linalg.norm(_doubles(x.v[0]), axis=-1).max(axis=0, initial=0.0)
         unit = np.repeat(np.where(longest > 0, longest, 1), x.q.shape[2] // x.k.shape[2])
         for i in map(int, of_sequence):
-            exact = _doubles(_exact_row(x, i, causal, given))[0, 0]
+            exact = _doubles(_exact_row(x, i, causal, dict(given)))[0, 0]
             errors.append(np.linalg.norm(_doubles(x.out[i]) - exact, axis=-1) / unit)
             size = np.maximum(np.linalg.norm(exact, axis=-1) / unit, 0.1)
             allowed.append(_ROUNDING[str(out.dtype).removeprefix("torch.")] * size)

@@ -36,7 +36,7 @@ struct Values {
   explicit Values(const AttentionProblem& p, std::byte* at = nullptr) : each(blocks_of(p)), width(mean_width(p)) {
     blocks = reinterpret_cast<ValueBlock*>(at);
     block_bytes = round_up(p.B * p.Hkv * each * static_cast<std::int64_t>(sizeof(ValueBlock)), 64);
-    means = reinterpret_cast<float*>(at + block_bytes);
+    means = at == nullptr ? nullptr : reinterpret_cast<float*>(at + block_bytes);
     bytes = static_cast<std::size_t>(block_bytes + round_up(p.B * p.Hkv * each * width * 4, 64));
   }
   ValueBlock* blocks_at(std::int64_t head) const { return blocks + head * each; }

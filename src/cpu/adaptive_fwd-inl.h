@@ -23,6 +23,7 @@
 #include "cpu/softmax-inl.h"
 #include "cpu/task_walk.h"
 #include "cpu/unit-inl.h"
+#include "cpu/units/f32-inl.h"
 #include "problem/adaptive.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -301,30 +302,20 @@ class AdaptiveForwardTile {
     }
   }
 
-  // o = o * alpha + the means of the replaced blocks times their masses.
+  // o = o * alpha + the means of the replaced blocks times their masses: a product over the blocks of the tile, where
+  // those that are not replaced have none.
   template <int N>
   void add_means(unsigned replaced, const TilePart<U>& part, const VF* alpha, float* o) {
     const DF d;
-    const float* means[kBlocksOfTile];
-    const float* masses[kBlocksOfTile];
-    int count = 0;
-    for (int block = 0; block < kBlocksOfTile; ++block) {
-      if ((replaced >> block & 1) == 0) continue;
-      means[count] = task_->means + (part.tile / kAdaptiveKeys + block) * mean_width(p_);
-      masses[count++] = blocks_->mass + block * kGroup;
+    const std::int64_t depth = ceil_div(part.last, kAdaptiveKeys);
+    for (std::int64_t block = 0; block < depth; ++block) {
+      if ((replaced >> block & 1) != 0) continue;
+      for (int n = 0; n < N; ++n) hn::StoreU(hn::Zero(d), d, blocks_->mass + block * kGroup + n * kLanes);
     }
-    for (std::int64_t i = 0; i < p_.Dv; ++i) {
-      float* HWY_RESTRICT to = o + i * kGroup;
-      VF sum[N];
-      HWY_UNROLL(kTileN)
-      for (int n = 0; n < N; ++n) sum[n] = hn::Mul(hn::LoadU(d, to + n * kLanes), alpha[n]);
-      for (int block = 0; block < count; ++block) {
-        const VF mean = hn::Set(d, means[block][i]);
-        HWY_UNROLL(kTileN)
-        for (int n = 0; n < N; ++n) sum[n] = hn::MulAdd(mean, hn::LoadU(d, masses[block] + n * kLanes), sum[n]);
-      }
-      HWY_UNROLL(kTileN)
-      for (int n = 0; n < N; ++n) hn::StoreU(sum[n], d, to + n * kLanes);
+    const float* const means = task_->means + part.tile / kAdaptiveKeys * mean_width(p_);
+    for (std::int64_t i = 0; i < dvp_; i += F32Unit::kTileM) {
+      F32Unit::Product<N, Sum::kScaleJoin>(depth, {means + i, 1, mean_width(p_)}, {blocks_->mass, kGroup},
+                                           o + i * kGroup, kGroup, alpha);
     }
   }
 

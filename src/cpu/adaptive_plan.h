@@ -22,9 +22,10 @@ struct ValueBlock {
 // What a mean lacks for being summed in float32: the sum of the centred values is at most n_b times this, in units of
 // the longest value. n + 1 roundings of 2^-24 for n = 32 values.
 constexpr float kMeanRounding = 0x1p-18f;
-// Factor that the bound of a row takes for the roundings of its own sums, after so many tiles of keys: 4 a tile, which
-// are counted as 2^-22 together, and those of a block's sums, whose relative error is below 2^-18.
-inline double adaptive_outward(std::int64_t tiles) { return 1 + 0x1p-18 + static_cast<double>(tiles) * 0x1p-22; }
+// Factor that the bound of a row takes for the roundings of its own sums, over so many tiles of keys. A tile has 9 of
+// 2^-24: the costs' shrinking and a sum for each of 4 blocks, and the exponentials' 3 sums of blocks and one more. Those
+// of one block's sums are below 2^-18 together.
+inline double adaptive_outward(std::int64_t tiles) { return 1 + 0x1p-18 + static_cast<double>(tiles) * 0x1p-20; }
 
 struct AdaptiveTask {
   std::int64_t b = 0, kv_head = 0;

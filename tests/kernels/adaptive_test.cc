@@ -21,10 +21,11 @@ class Adaptive : public ::testing::TestWithParam<AdaptiveCase> {};
 TEST_P(Adaptive, IsWithinItsBoundAndTheBoundWithinTheTolerance) {
   const AdaptiveCase& spec = GetParam();
   const CaseData data(spec.call);
+  AdaptiveJudge judge(data);
   const std::unique_ptr<Executor> one = make_thread_pool(1), five = make_thread_pool(5);
   on_each_target([&] {
     const AdaptiveResult found = run_adaptive(data, spec.tol, "cpu", one.get());
-    for (const std::string& fault : faults(data, spec.tol, found)) ADD_FAILURE() << fault;
+    for (const std::string& fault : judge.faults(spec.tol, found)) ADD_FAILURE() << fault;
     EXPECT_GT(found.blocks_replaced(), 0) << "the case shows nothing";
     EXPECT_TRUE(found.same_bits(run_adaptive(data, spec.tol, "cpu", five.get()))) << "other bits with other threads";
   });
@@ -34,11 +35,12 @@ TEST_P(Adaptive, HasTheGradientsOfWhatItComputed) {
   const AdaptiveCase& spec = GetParam();
   if (!spec.has_gradients()) GTEST_SKIP() << "it has none";
   const CaseData data(spec.call);
+  AdaptiveJudge judge(data);
   const std::unique_ptr<Executor> one = make_thread_pool(1), five = make_thread_pool(5);
   on_each_target([&] {
     const AdaptiveResult after = exact_for_blocks(data, spec.tol, run_adaptive(data, spec.tol, "cpu"));
     const Gradients found = run_adaptive_backward(data, after, "cpu", one.get());
-    for (const std::string& fault : faults(data, after, found)) ADD_FAILURE() << fault;
+    for (const std::string& fault : judge.faults(after, found)) ADD_FAILURE() << fault;
     const Gradients again = run_adaptive_backward(data, after, "cpu", five.get());
     EXPECT_TRUE(found.dq.same_bits(again.dq) && found.dk.same_bits(again.dk) && found.dv.same_bits(again.dv))
         << "other bits with other threads";
@@ -50,10 +52,11 @@ TEST_P(Adaptive, HasTheGradientsOfBlocksThatTheReferenceReplaced) {
   const AdaptiveCase& spec = GetParam();
   if (!spec.has_gradients()) GTEST_SKIP() << "it has none";
   const CaseData data(spec.call);
+  AdaptiveJudge judge(data);
   const AdaptiveResult after = exact_for_blocks(data, spec.tol, run_adaptive(data, spec.tol, "reference"));
   EXPECT_GT(after.blocks_replaced(), 0) << "the case shows nothing";
   on_each_quick_target([&] {
-    for (const std::string& fault : faults(data, after, run_adaptive_backward(data, after, "cpu"))) {
+    for (const std::string& fault : judge.faults(after, run_adaptive_backward(data, after, "cpu"))) {
       ADD_FAILURE() << fault;
     }
   });
@@ -79,11 +82,12 @@ TEST(AdaptiveAttention, HoldsItsBoundWhateverTheCall) {
     call.seqused_q = call.seqused_k = below(4) == 0;
     const float tol = std::pow(10.0f, -4.0f * static_cast<float>(below(1000)) / 1000.0f);  // 1e-4 to 1
     const CaseData data(call, 100 + n);
+    AdaptiveJudge judge(data);
     SCOPED_TRACE(data.describe());
     const AdaptiveResult found = run_adaptive(data, tol, "cpu");
-    for (const std::string& fault : faults(data, tol, found)) ADD_FAILURE() << fault;
+    for (const std::string& fault : judge.faults(tol, found)) ADD_FAILURE() << fault;
     const AdaptiveResult after = exact_for_blocks(data, tol, found);
-    for (const std::string& fault : faults(data, after, run_adaptive_backward(data, after, "cpu"))) {
+    for (const std::string& fault : judge.faults(after, run_adaptive_backward(data, after, "cpu"))) {
       ADD_FAILURE() << fault;
     }
   }
@@ -93,7 +97,8 @@ TEST(AdaptiveAttention, HoldsItsBoundWhateverTheCall) {
 TEST(AdaptiveAttention, WrongResultsAreSeen) {
   const AdaptiveCase& spec = adaptive_cases().front();
   const CaseData data(spec.call);
-  const auto is_seen = [&](const AdaptiveResult& result) { return !faults(data, spec.tol, result).empty(); };
+  AdaptiveJudge judge(data);
+  const auto is_seen = [&](const AdaptiveResult& result) { return !judge.faults(spec.tol, result).empty(); };
   const AdaptiveResult right = run_adaptive(data, spec.tol, "cpu");
   ASSERT_FALSE(is_seen(right));
   AdaptiveResult wrong = right;
@@ -110,9 +115,9 @@ TEST(AdaptiveAttention, WrongResultsAreSeen) {
   EXPECT_TRUE(is_seen(wrong));
   const AdaptiveResult after = exact_for_blocks(data, spec.tol, right);
   Gradients gradients = run_adaptive_backward(data, after, "cpu");
-  ASSERT_TRUE(faults(data, after, gradients).empty());
+  ASSERT_TRUE(judge.faults(after, gradients).empty());
   gradients.dv.set(3, gradients.dv.get(3) * 1.01 + 0.01);
-  EXPECT_FALSE(faults(data, after, gradients).empty());
+  EXPECT_FALSE(judge.faults(after, gradients).empty());
 }
 
 TEST(AdaptiveAttention, BitsAreTheSameAloneAndInABatch) {
@@ -184,7 +189,7 @@ TEST(AdaptiveAttention, ValuesOfAnySizeKeepTheBound) {
     EXPECT_EQ(found.blocks_replaced() > 0, size >= 1e-20 && size <= 1e28);
     for (std::int64_t n = 0; n < found.bound.elements(); ++n) EXPECT_LE(found.bound.get(n), 0.05f);
     if (size >= 1e-20) {
-      for (const std::string& fault : faults(data, 0.05f, found)) ADD_FAILURE() << fault;
+      for (const std::string& fault : AdaptiveJudge(data).faults(0.05f, found)) ADD_FAILURE() << fault;
     }
   }
 }
@@ -194,7 +199,7 @@ TEST(AdaptiveAttention, WhereAllValuesAreTheSameEverythingIsReplacedAtNoCost) {
   for (std::int64_t n = 0; n < data.v.elements(); ++n) data.v.set(n, 0.25 * static_cast<double>(n % 32));
   const AdaptiveResult found = run_adaptive(data, 1e-4f, "cpu");
   EXPECT_EQ(found.blocks_replaced(), 10 * 10);  // 120 rows, 290 keys
-  for (const std::string& fault : faults(data, 1e-4f, found)) ADD_FAILURE() << fault;
+  for (const std::string& fault : AdaptiveJudge(data).faults(1e-4f, found)) ADD_FAILURE() << fault;
 }
 
 TEST(AdaptiveAttention, RowsWithoutKeysAreEmpty) {
@@ -335,7 +340,7 @@ TEST(AdaptiveAttention, GradientsThatAreNotServedAreRefused) {
     EXPECT_NE(std::string(error.what()).find("cpu: it has no gradients with ALiBi or softcap"), std::string::npos)
         << error.what();
   }
-  EXPECT_TRUE(faults(data, after, run_adaptive_backward(data, after, "reference")).empty());
+  EXPECT_TRUE(AdaptiveJudge(data).faults(after, run_adaptive_backward(data, after, "reference")).empty());
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 // blocks that it replaced, and exact attention.
 #pragma once
 
+#include <memory>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -9,8 +10,10 @@
 #include "heddle/adaptive.h"
 #include "kit/cases.h"
 #include "kit/run_case.h"
+#include "kit/yardstick.h"
 #include "problem/adaptive.h"
 #include "reference/adaptive.h"
+#include "reference/attention.h"
 
 namespace heddle::kit {
 
@@ -47,12 +50,26 @@ AdaptiveProblem adaptive_problem(const CaseData& data, float tol, const Adaptive
 AdaptiveBackwardProblem adaptive_backward_problem(const CaseData& data, const AdaptiveResult& after,
                                                   const Gradients& gradients);
 
-// What is wrong with a forward's results, a sentence each:
-//   o and lse are those of its blocks, by the accuracy rule; each row is within bound * longest value of exact
-//   attention, beside that rule; bound is at most tol, and near what the reference finds for these blocks.
-std::vector<std::string> faults(const CaseData& data, float tol, const AdaptiveResult& result);
-// The same of gradients: those of what was computed.
-std::vector<std::string> faults(const CaseData& data, const AdaptiveResult& after, const Gradients& gradients);
+// Judges what candidates make of one case, which must outlive it.
+class AdaptiveJudge {
+ public:
+  explicit AdaptiveJudge(const CaseData& data);
+
+  // What is wrong with a forward's results, a sentence each:
+  //   o and lse are those of its blocks, by the accuracy rule; each row is within bound * longest value of exact
+  //   attention, beside that rule; bound is at most tol, and near what the reference finds for these blocks.
+  std::vector<std::string> faults(float tol, const AdaptiveResult& result) const;
+  // The same of gradients: those of what was computed.
+  std::vector<std::string> faults(const AdaptiveResult& after, const Gradients& gradients);
+
+ private:
+  const CaseData& data_;
+  const reference::Forward exact_;
+  const PlainForward plain_;
+  const double factor_;
+  std::unique_ptr<reference::Backward> exact_backward_;
+  std::unique_ptr<PlainBackward> plain_backward_;
+};
 // `result` with o and lse as the reference has them for its blocks.
 AdaptiveResult exact_for_blocks(const CaseData& data, float tol, AdaptiveResult result);
 

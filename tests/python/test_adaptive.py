@@ -63,7 +63,10 @@ def test_packed_sequences_and_sinks():
 def test_gradients_are_those_of_what_was_computed():
     q, k, v = make(requires_grad=True)
     sink = torch.tensor([0.5, -1.0, 3.0, 0.0], requires_grad=True)
-    weight, lse_weight = torch.randn(B, ROWS, H, DV), torch.randn(B, H, ROWS)
+    generator = torch.Generator().manual_seed(1)
+    weight, lse_weight, step = (
+        torch.randn(shape, generator=generator).double() for shape in ((B, ROWS, H, DV), (B, H, ROWS), q.shape)
+    )
 
     def loss(function, tol, *x):
         out, lse = function(*x[:3], *tol, causal="bottom_right", sink=x[3], **({} if tol else {"return_lse": True}))[:2]
@@ -75,13 +78,13 @@ def test_gradients_are_those_of_what_was_computed():
     far = torch.autograd.grad(loss(heddle.adaptive_attention, (0.1,), *inputs), inputs)
     for name, x, y, z in zip("qkvs", exact, near, far):
         torch.testing.assert_close(y, x, atol=1e-4, rtol=1e-4)
-        assert 1e-2 * x.norm() < (z - x).norm(), name
+        assert 1e-4 * x.norm() < (z - x).norm(), name
     # q moves the results within the blocks that are replaced, which a small step does not change.
-    step = 1e-3 * torch.randn(q.shape)
+    step = 0.01 * step.float()
     with torch.no_grad():
         up, down = (loss(heddle.adaptive_attention, (3.0,), q + s * step, k, v, sink) for s in (1, -1))
     (dq,) = torch.autograd.grad(loss(heddle.adaptive_attention, (3.0,), *inputs), q)
-    torch.testing.assert_close((up - down) / 2, (dq * step).sum(), atol=2e-3, rtol=2e-2)
+    torch.testing.assert_close((up - down) / 2, (dq * step).double().sum(), atol=2e-4, rtol=1e-2)
 
 
 def test_the_bound_has_no_gradient():

@@ -45,7 +45,7 @@ def _fake(q, k, v, tol, on_exceed, *options):
     return empty_out(q, v, options), empty_lse(q, packed), empty_lse(q, packed), replaced
 
 
-def _forward(q, k, v, tol, on_exceed, *options):
+def adaptive_forward(q, k, v, tol, on_exceed, *options):
     results = _fake(q, k, v, tol, on_exceed, *options)
     native(_heddle.adaptive_attention_forward, q, k, v, tol, on_exceed, *results, native_items(options))
     return results
@@ -85,7 +85,7 @@ _no_second_derivative = no_second_derivative("adaptive_attention_backward")
 AdaptiveForTransforms = for_transforms("adaptive_attention", _save_for_backward, _backward)
 _BackwardForTransforms = for_transforms("adaptive_attention_backward", save_nothing, _no_second_derivative)
 
-register(_LIBRARY, "adaptive_attention", _forward, _fake)
+register(_LIBRARY, "adaptive_attention", adaptive_forward, _fake)
 register(_LIBRARY, "adaptive_attention_backward", _backward_gradients, _backward_fake)
 torch.library.register_autograd("heddle::adaptive_attention", _backward, setup_context=_save_for_backward, lib=_LIBRARY)
 torch.library.register_autograd("heddle::adaptive_attention_backward", _no_second_derivative, lib=_LIBRARY)

@@ -21,7 +21,7 @@ from ..._options import (
 )
 from . import direct as direct
 from . import flops  # noqa: F401  of this host, too
-from .adaptive_operators import AdaptiveForTransforms
+from .adaptive_operators import AdaptiveForTransforms, adaptive_forward
 from .cache_operators import rotary_operator
 from .checks import (
     OUTPUTS,
@@ -264,6 +264,8 @@ def adaptive_attention(q, k, v, tol, on_exceed, items):
         return operator(q, k, v, tol, on_exceed, *items)[:3]
     except (TypeError, NotImplementedError, RuntimeError) as error:
         blame_subclass("adaptive_attention", names, tensors, error)
+        if direct.is_direct(q, k, v):
+            adaptive_forward(q, k, v, tol, on_exceed, *items)  # words for values are the native module's
         raise
 
 
