@@ -11,6 +11,7 @@ NB_MODULE(_heddle, module) {
   heddle::python::bind_distributed(module);
   heddle::python::bind_sparse(module);
   heddle::python::bind_patterns(module);
+  heddle::python::bind_adaptive(module);
   heddle::python::bind_nsa(module);
   heddle::python::bind_int4_cache(module);
   heddle::python::bind_transformer(module);

@@ -14,6 +14,7 @@ GROUPS = {
         "int4_cache",
         "sparse",
         "patterns",
+        "adaptive",
         "nsa",
         "partial",
         "distributed",

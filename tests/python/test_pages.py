@@ -22,6 +22,7 @@ PRINTED = re.compile(r"^\s*print\(.*\)  # (.*)$", re.MULTILINE)
         "docs/serving.md",
         "docs/sparse.md",
         "docs/patterns.md",
+        "docs/adaptive.md",
         "docs/nsa.md",
         "docs/asam.md",
     ],
