@@ -36,13 +36,13 @@ def csr(blocks, counts):
     """blocks [entries], or their masks, and offsets of the same lists, one behind the other."""
     batched = blocks.dim() == 4
     blocks = blocks.transpose(-3, -2)  # head units before lists
-    there = torch.arange(blocks.shape[-1]) < (
-        torch.full(blocks.shape[:-1], blocks.shape[-1]) if counts is None else counts.transpose(-2, -1)
+    there = torch.arange(blocks.shape[-1], device=blocks.device) < (
+        torch.full_like(blocks[..., 0], blocks.shape[-1]) if counts is None else counts.transpose(-2, -1)
     ).unsqueeze(-1)
     ends = there.sum(-1).flatten().cumsum(0)
     lead = (blocks.shape[0], blocks.shape[1]) if batched else (blocks.shape[0],)
     ends = ends.view(*lead, -1)
-    starts = torch.cat([torch.zeros(1, dtype=ends.dtype), ends[..., -1].flatten()[:-1]]).view(*lead, 1)
+    starts = torch.cat([ends.new_zeros(1), ends[..., -1].flatten()[:-1]]).view(*lead, 1)
     return blocks[there], torch.cat([starts, ends], -1).int()
 
 
@@ -163,20 +163,6 @@ class Call:
         if self.packed:
             return torch.cat([o[0] for o in outs]), torch.cat([x[0] for x in lses], -1)
         return torch.cat(outs), torch.cat(lses)
-
-
-def csr(blocks, counts):
-    """blocks [entries] and offsets of the same lists, one behind the other."""
-    batched = blocks.dim() == 4
-    blocks = blocks.transpose(-3, -2)  # head units before lists
-    there = torch.arange(blocks.shape[-1], device=blocks.device) < (
-        torch.full_like(blocks[..., 0], blocks.shape[-1]) if counts is None else counts.transpose(-2, -1)
-    ).unsqueeze(-1)
-    ends = there.sum(-1).flatten().cumsum(0)
-    lead = (blocks.shape[0], blocks.shape[1]) if batched else (blocks.shape[0],)
-    ends = ends.view(*lead, -1)
-    starts = torch.cat([ends.new_zeros(1), ends[..., -1].flatten()[:-1]]).view(*lead, 1)
-    return blocks[there], torch.cat([starts, ends], -1).int()
 
 
 def without_steps(mask, options):

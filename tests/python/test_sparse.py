@@ -6,7 +6,7 @@ import pytest
 import torch
 from dlpack_kit import Producer
 from kit import assert_accurate
-from sparse_kit import CASES, DV, HKV, KEYS, OPS, ROWS, Call, D, H, csr, in_double, ints, masked_attention, sample
+from sparse_kit import CASES, DV, HKV, KEYS, OPS, ROWS, Call, D, H, in_double, ints, masked_attention, sample
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 
