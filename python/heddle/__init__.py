@@ -2,7 +2,7 @@
 
 The package is a thin layer on the C++ library of the same name. It takes numpy arrays, any array that supports DLPack, on
 GPUs too, and torch tensors (with autograd and ``torch.compile``); torch is not imported before a torch tensor is seen, or one of
-``heddle.distributed``, ``heddle.flash_attn``, ``heddle.flash_attn_3``, ``heddle.nn`` and ``heddle.nsa`` is asked for.
+``heddle.compat.asam``, ``heddle.distributed``, ``heddle.flash_attn``, ``heddle.flash_attn_3``, ``heddle.nn`` and ``heddle.nsa`` is asked for.
 
 >>> import numpy as np, heddle
 >>> q = np.random.rand(2, 128, 8, 64).astype(np.float32)   # [B, S, H, D]
@@ -84,6 +84,7 @@ __all__ = [
 _NEED_TORCH = ("compat", "distributed", "flash_attn", "flash_attn_3", "nn", "nsa")  # imported when asked for
 
 if TYPE_CHECKING:
+    from . import compat as compat
     from . import distributed as distributed
     from . import flash_attn as flash_attn
     from . import flash_attn_3 as flash_attn_3

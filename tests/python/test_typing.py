@@ -169,7 +169,7 @@ def test_overloads_are_of_the_function(module, name, count):
         assert all(p.kind == own[k].kind for k, p in itertools.islice(found.items(), at))
 
 
-PUBLIC = ("distributed", "lowbit", "nn", "nsa", "flash_attn", "flash_attn_3", "hosts.torch")
+PUBLIC = ("distributed", "lowbit", "nn", "nsa", "flash_attn", "flash_attn_3", "hosts.torch", "compat.asam")
 
 
 @pytest.mark.parametrize("name", PUBLIC)
