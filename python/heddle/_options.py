@@ -319,7 +319,8 @@ def pack(
 ) -> tuple[Any, ...]:
     """The options tuple of arguments as heddle.attention takes them."""
     left, right = pair(window)
-    given = others | {
+    given = {  # torch 2.6 traces no operators of dictionaries
+        **others,
         "causal": causal_code(causal),
         "window_left": left,
         "window_right": right,
@@ -334,6 +335,6 @@ def pack(
         "method": method or "",
         "force": force or "",
     }
-    if unknown := given.keys() - INDEX.keys():
+    if unknown := [name for name in given if name not in INDEX]:
         raise TypeError(f"[attention] there is no option {', '.join(sorted(unknown))}")
     return tuple(given.get(option.name, option.default) for option in OPTIONS)

@@ -31,11 +31,12 @@ _loaded_sdpa = None
 def _sdpa() -> Any:
     """The function for torch tensors, imported as torch_host() is."""
     global _loaded_sdpa
-    if _loaded_sdpa is None:
+    found: Any = _loaded_sdpa
+    if found is None:
         from .hosts.torch.sdpa import sdpa
 
-        _loaded_sdpa = sdpa
-    return _loaded_sdpa
+        _loaded_sdpa = found = sdpa
+    return found  # not the global: torch 2.6 would trace it as it was before
 
 
 @overload

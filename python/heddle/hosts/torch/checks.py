@@ -9,8 +9,8 @@ import torch
 from ... import _heddle
 from .transforms import transformed
 
-# Of no special kind: memory is what the values are, but for nested and sparse tensors.
-PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
+# Of no special kind: memory is what the values are, but for nested and sparse tensors. Not a set, into which torch 2.6 cannot trace.
+PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 _strided = torch.strided
 _grad_enabled = torch.is_grad_enabled
