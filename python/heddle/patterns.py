@@ -203,7 +203,8 @@ class Pattern:
                 f"[{NAME}] a sequence has {rows} rows and {keys} keys: there must be no more rows than keys"
             )
         number = self._heads(heads) if heads is not None or self._differs() else 1
-        return _heddle.pattern_mask(list(self.expressions), number, rows, keys, flag(NAME, "causal", causal))
+        made: Any = _heddle.pattern_mask(list(self.expressions), number, rows, keys, flag(NAME, "causal", causal))
+        return made
 
     def kept(
         self,
