@@ -14,9 +14,9 @@
 //   columns(j, ...)                these keys
 //   rows(p, ...)                   every key, for these rows
 //   diagonals(d, ...)              p - j is one of these
-//   random(n, size=64, seed=0)     blocks of `size` rows and keys: each block of rows has n of the blocks of keys,
+//   random(n, size=64, seed=0)     n of the blocks of `size` keys, or all there are, for each block of `size` rows;
 //   drawn
-//                                  for each head by its number and the seed; all, where there are no more than n
+//                                  by the head's number, the block's and the seed
 //
 // Numbers are integers of 32 bits. Under causality a row attends what its pattern names and is not after itself, and
 // random draws from the blocks up to the row's own.
@@ -54,6 +54,7 @@ class Pattern {
   // Whether row i of a head attends key j of a sequence.
   bool keeps(PatternLength length, bool causal, std::int64_t head, std::int64_t i, std::int64_t j) const;
 
+  // What it is made of.
   const PatternNode& node() const { return *node_; }
 
  private:
