@@ -14,9 +14,8 @@
 //   columns(j, ...)                these keys
 //   rows(p, ...)                   every key, for these rows
 //   diagonals(d, ...)              p - j is one of these
-//   random(n, size=64, seed=0)     n of the blocks of `size` keys, or all there are, for each block of `size` rows;
-//   drawn
-//                                  by the head's number, the block's and the seed
+//   random(n, size=64, seed=0)     each block of `size` rows has n of the blocks of `size` keys, or all there are,
+//                                  drawn by the head's number, its own and the seed
 //
 // Numbers are integers of 32 bits. Under causality a row attends what its pattern names and is not after itself, and
 // random draws from the blocks up to the row's own.
