@@ -14,9 +14,8 @@
 //   columns(j, ...)                these keys
 //   rows(p, ...)                   every key, for these rows
 //   diagonals(d, ...)              p - j is one of these
-//   random(n, size=64, seed=0)     blocks of `size` rows and keys: each block of rows has n of the blocks of keys,
-//   drawn
-//                                  for each head by its number and the seed; all, where there are no more than n
+//   random(n, size=64, seed=0)     each block of `size` rows has n of the blocks of `size` keys, or all there are,
+//                                  drawn by the head's number, its own and the seed
 //
 // Numbers are integers of 32 bits. Under causality a row attends what its pattern names and is not after itself, and
 // random draws from the blocks up to the row's own.
@@ -54,6 +53,7 @@ class Pattern {
   // Whether row i of a head attends key j of a sequence.
   bool keeps(PatternLength length, bool causal, std::int64_t head, std::int64_t i, std::int64_t j) const;
 
+  // What it is made of.
   const PatternNode& node() const { return *node_; }
 
  private:

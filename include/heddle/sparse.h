@@ -43,11 +43,11 @@ namespace heddle {
 //             is no mask's lets nothing through
 struct BlockLists {
   TensorView blocks;
-  TensorView counts;             // entries of a list that count, the first ones; not given: all n
-  TensorView offsets;            // int32; not beside counts
-  std::int64_t block_size = 64;  // keys: 16, 32, 64 or 128
-  std::int64_t query_rows = 1;   // neighbouring rows that share a list, from a sequence's first on; at least 1
-  TensorView masks, mask_ids;    // int32; both or neither
+  TensorView counts;               // entries of a list that count, the first ones; not given: all n
+  TensorView offsets;              // int32; not beside counts
+  std::int64_t block_size = 64;    // keys: 16, 32, 64 or 128
+  std::int64_t query_rows = 1;     // neighbouring rows that share a list, from a sequence's first on; at least 1
+  TensorView masks{}, mask_ids{};  // int32; both or neither
 };
 
 // As attention_forward and its kin. Not with a draft_mask, a key_step above 1, a method, or a precision other than f32.

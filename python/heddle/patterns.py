@@ -12,7 +12,6 @@ local(128) | strided(32) | sink(4)
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,6 +19,7 @@ import numpy as np
 
 from . import _heddle
 from ._options import CAUSAL_CODES, flag
+from ._pattern_lists import NAME, Asked, arguments, bounds_of, int_of, length_of
 from .hosts import is_torch
 from .sparse import sparse_attention
 
@@ -53,9 +53,6 @@ def __dir__() -> list[str]:
     return __all__
 
 
-_NAME = "patterns"
-
-
 class Kept(NamedTuple):
     """What a pattern keeps, over all heads. With causality, of what causality leaves."""
 
@@ -64,46 +61,6 @@ class Kept(NamedTuple):
     whole_tiles: int  #: tiles without a mask
     partial_tiles: int  #: tiles with one
     all_tiles: int  #: tiles that there are
-
-
-def _whole(name: str, value: Any, least: int | None = None) -> int:
-    try:
-        if isinstance(value, (bool, np.bool_)):
-            raise TypeError
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"[{_NAME}] {name} is {value!r}: it must be an int") from None
-    if least is not None and number < least:
-        raise ValueError(f"[{_NAME}] {name} is {number}: it must be at least {least}")
-    return number
-
-
-def _length(value: Any) -> tuple[int, int]:
-    """(rows, keys) of seq_len."""
-    if isinstance(value, tuple):
-        if len(value) != 2:
-            raise ValueError(f"[{_NAME}] seq_len is {value!r}: it must be an int, or a pair of rows and keys")
-        return _whole("seq_len[0]", value[0], 0), _whole("seq_len[1]", value[1], 0)
-    return (_whole("seq_len", value, 0),) * 2
-
-
-def _bounds(name: str, value: Any) -> tuple[int, ...]:
-    """cu_seqlens as ints."""
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if not isinstance(value, (list, tuple)):
-        raise TypeError(
-            f"[{_NAME}] {name} is a {type(value).__name__}: it must be int32 [sequences + 1], or a list of ints"
-        )
-    bounds = tuple(_whole(f"{name}[{n}]", bound) for n, bound in enumerate(value))
-    if len(bounds) < 2 or bounds[0] != 0:
-        raise ValueError(
-            f"[{_NAME}] {name} is {list(bounds[:3])}...: it must begin with 0 and have an end for each sequence"
-        )
-    for n, (begin, end) in enumerate(zip(bounds, bounds[1:])):
-        if end < begin:
-            raise ValueError(f"[{_NAME}] {name}[{n + 1}] is {end}: it must be at least the one before, {begin}")
-    return bounds
 
 
 class Pattern:
@@ -127,14 +84,14 @@ class Pattern:
           TypeError: what is no str.
         """
         if not expressions:
-            raise ValueError(f"[{_NAME}] there is no expression")
+            raise ValueError(f"[{NAME}] there is no expression")
         for expression in expressions:
             if not isinstance(expression, str):
-                raise TypeError(f"[{_NAME}] an expression is a {type(expression).__name__}: it must be a str")
+                raise TypeError(f"[{NAME}] an expression is a {type(expression).__name__}: it must be a str")
         object.__setattr__(self, "expressions", tuple(map(_heddle.pattern_text, expressions)))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError(f"[{_NAME}] a Pattern cannot be changed")
+        raise AttributeError(f"[{NAME}] a Pattern cannot be changed")
 
     def __reduce__(self) -> tuple[type[Pattern], tuple[str, ...]]:
         return Pattern, self.expressions
@@ -156,7 +113,7 @@ class Pattern:
         one, two = self.expressions, other.expressions
         heads = max(len(one), len(two))
         if len(one) not in (1, heads) or len(two) not in (1, heads):
-            raise ValueError(f"[{_NAME}] patterns of {len(one)} and of {len(two)} heads cannot be joined")
+            raise ValueError(f"[{NAME}] patterns of {len(one)} and of {len(two)} heads cannot be joined")
         one, two = (x if len(x) == heads else x * heads for x in (one, two))
         return Pattern(*(f"({a}) {sign} ({b})" for a, b in zip(one, two)))
 
@@ -209,28 +166,28 @@ class Pattern:
         """
         packed = cu_seqlens is not None
         if (seq_len is not None) == packed:
-            raise ValueError(f"[{_NAME}] give seq_len or cu_seqlens: " + ("not both" if packed else "neither is there"))
+            raise ValueError(f"[{NAME}] give seq_len or cu_seqlens: " + ("not both" if packed else "neither is there"))
         if cu_seqlens_k is not None and not packed:
-            raise ValueError(f"[{_NAME}] cu_seqlens_k is given without cu_seqlens")
+            raise ValueError(f"[{NAME}] cu_seqlens_k is given without cu_seqlens")
         if offsets is not None:
-            offsets = flag(_NAME, "offsets", offsets)
+            offsets = flag(NAME, "offsets", offsets)
         starts = None
         if packed:
             starts = (
-                _bounds("cu_seqlens", cu_seqlens),
-                _bounds("cu_seqlens_k", cu_seqlens if cu_seqlens_k is None else cu_seqlens_k),
+                bounds_of("cu_seqlens", cu_seqlens),
+                bounds_of("cu_seqlens_k", cu_seqlens if cu_seqlens_k is None else cu_seqlens_k),
             )
-        asked = _Asked(
-            self,
-            None if packed else _length(seq_len),
+        asked = Asked(
+            self.expressions,
+            None if packed else length_of(seq_len),
             starts,
             self._heads(heads),
-            flag(_NAME, "causal", causal),
-            _whole("block_size", block_size, 1),
-            _whole("query_rows", query_rows, 1),
+            flag(NAME, "causal", causal),
+            int_of("block_size", block_size, 1),
+            int_of("query_rows", query_rows, 1),
             offsets,
         )
-        return _arguments(asked, _whole("batch", batch, 1), None if device is None else str(device))
+        return arguments(asked, int_of("batch", batch, 1), None if device is None else str(device))
 
     def mask(
         self, seq_len: int | tuple[int, int], *, heads: int | None = None, causal: bool = False
@@ -240,13 +197,14 @@ class Pattern:
         Args:
           seq_len, heads, causal: as for ``lists``.
         """
-        rows, keys = _length(seq_len)
+        rows, keys = length_of(seq_len)
         if rows > keys:
             raise ValueError(
-                f"[{_NAME}] a sequence has {rows} rows and {keys} keys: there must be no more rows than keys"
+                f"[{NAME}] a sequence has {rows} rows and {keys} keys: there must be no more rows than keys"
             )
         number = self._heads(heads) if heads is not None or self._differs() else 1
-        return _heddle.pattern_mask(list(self.expressions), number, rows, keys, flag(_NAME, "causal", causal))
+        made: Any = _heddle.pattern_mask(list(self.expressions), number, rows, keys, flag(NAME, "causal", causal))
+        return made
 
     def kept(
         self,
@@ -262,8 +220,10 @@ class Pattern:
         Args:
           seq_len, heads, causal, block_size, query_rows: as for ``lists``.
         """
-        sizes = _whole("block_size", block_size, 1), _whole("query_rows", query_rows, 1)
-        asked = _Asked(self, _length(seq_len), None, self._heads(heads), flag(_NAME, "causal", causal), *sizes, None)
+        sizes = int_of("block_size", block_size, 1), int_of("query_rows", query_rows, 1)
+        asked = Asked(
+            self.expressions, length_of(seq_len), None, self._heads(heads), flag(NAME, "causal", causal), *sizes, None
+        )
         whole, partial, tiles, pairs, all_pairs = asked.made()[-1]
         return Kept((whole + partial) / max(tiles, 1), pairs / max(all_pairs, 1), whole, partial, tiles)
 
@@ -272,99 +232,10 @@ class Pattern:
 
     def _heads(self, heads: Any) -> int:
         if heads is not None:
-            return _whole("heads", heads, 1)
+            return int_of("heads", heads, 1)
         if len(self.expressions) == 1 and self._differs():
-            raise ValueError(f"[{_NAME}] heads is missing: random draws for each head")
+            raise ValueError(f"[{NAME}] heads is missing: random draws for each head")
         return len(self.expressions)
-
-
-class _Asked(NamedTuple):
-    """What lists are made of, but for the batch and where they go."""
-
-    pattern: Pattern
-    length: tuple[int, int] | None
-    starts: tuple[tuple[int, ...], tuple[int, ...]] | None  # cu_seqlens of rows and keys
-    heads: int
-    causal: bool
-    block_size: int
-    query_rows: int
-    offsets: bool | None
-
-    def made(self) -> tuple[Any, Any, Any, Any, tuple[int, int, int, int, int]]:
-        """Of the native module: offsets [L, N + 1], blocks, mask_ids, masks, and counts."""
-        packed = self.starts is not None
-        if self.starts is not None:
-            rows, keys = ([end - begin for begin, end in zip(x, x[1:])] for x in self.starts)
-            if len(rows) != len(keys):
-                raise ValueError(f"[{_NAME}] cu_seqlens has {len(rows)} sequences and cu_seqlens_k has {len(keys)}")
-            sequences = list(zip(rows, keys))
-        else:
-            assert self.length is not None
-            sequences = [self.length]
-        expressions = list(self.pattern.expressions)
-        sizes = self.block_size, self.query_rows
-        return _heddle.pattern_lists(expressions, self.heads, sequences, self.causal, *sizes, packed)
-
-
-def _of_one_length(offsets: Any, values: Any, n: int) -> Any:
-    """int32 [N, L, n] of what lies one behind the other, -1 behind each list's end."""
-    units, lists = offsets.shape[0], offsets.shape[1] - 1
-    out = np.full((lists, units, n), -1, np.int32)
-    begins, lengths = offsets[:, :-1].ravel(), np.diff(offsets, axis=1).ravel()
-    place = np.arange(len(values)) - np.repeat(begins, lengths)
-    unit, number = np.divmod(np.repeat(np.arange(units * lists), lengths), max(lists, 1))
-    out[number, unit, place] = values
-    return out
-
-
-@functools.lru_cache(maxsize=32)
-def _arrays(asked: _Asked) -> dict[str, Any]:
-    """What lists() returns, without a batch, as numpy arrays."""
-    offsets, blocks, ids, masks, _ = asked.made()
-    longest = int(np.diff(offsets, axis=1).max(initial=0))
-    csr = asked.offsets
-    if csr is None:
-        csr = offsets.shape[0] * (offsets.shape[1] - 1) * longest > 2 * len(blocks)
-    out: dict[str, Any] = {}
-    if csr:
-        out |= {"blocks": blocks, "mask_ids": ids, "offsets": offsets}
-    else:
-        out |= {name: _of_one_length(offsets, x, longest) for name, x in (("blocks", blocks), ("mask_ids", ids))}
-    if len(masks):
-        out["masks"] = masks
-    else:
-        del out["mask_ids"]
-    if asked.starts is not None:
-        for side, x in zip("qk", asked.starts):
-            out[f"cu_seqlens_{side}"] = np.asarray(x, np.int32)
-    for x in out.values():
-        x.flags.writeable = False  # whoever asks for the same gets these
-    return out
-
-
-@functools.lru_cache(maxsize=32)
-def _tensors(asked: _Asked, device: str) -> dict[str, Any]:
-    import torch
-
-    # Tensors for every mode, whichever is on where they are first asked for.
-    with torch.inference_mode(False):
-        return {name: torch.tensor(x, device=device) for name, x in _arrays(asked).items()}
-
-
-def _arguments(asked: _Asked, batch: int, device: str | None) -> dict[str, Any]:
-    out = dict(_arrays(asked) if device is None else _tensors(asked, device))
-    if asked.starts is None:
-        batched = ("offsets",) if "offsets" in out else ("blocks", "mask_ids")
-        for name in batched:
-            if name in out:
-                x = out[name]
-                shape = (batch, *x.shape)
-                out[name] = np.broadcast_to(x, shape) if device is None else x.expand(shape)
-    else:
-        longest = (max(end - begin for begin, end in zip(x, x[1:])) for x in asked.starts)
-        out |= zip(("max_seqlen_q", "max_seqlen_k"), longest)
-    causal = "bottom_right" if asked.causal else "none"
-    return out | {"block_size": asked.block_size, "query_rows": asked.query_rows, "causal": causal}
 
 
 def parse(expression: str) -> Pattern:
@@ -380,8 +251,8 @@ def parse(expression: str) -> Pattern:
 
 
 def _made(name: str, *numbers: Any, **named: Any) -> Pattern:
-    given = [f"{_whole(f'a number of {name}', x)}" for x in numbers]
-    given += [f"{key}={_whole(f'{key} of {name}', x)}" for key, x in named.items()]
+    given = [f"{int_of(f'a number of {name}', x)}" for x in numbers]
+    given += [f"{key}={int_of(f'{key} of {name}', x)}" for key, x in named.items()]
     return Pattern(f"{name}({', '.join(given)})")
 
 
@@ -449,7 +320,7 @@ def by_head(*patterns: Pattern) -> Pattern:
     """A pattern for each query head."""
     for pattern in patterns:
         if not isinstance(pattern, Pattern) or len(pattern.expressions) != 1:
-            raise TypeError(f"[{_NAME}] by_head has {pattern!r}: it must be a pattern for one head")
+            raise TypeError(f"[{NAME}] by_head has {pattern!r}: it must be a pattern for one head")
     return Pattern(*(pattern.expressions[0] for pattern in patterns))
 
 
@@ -506,9 +377,9 @@ def attention(
     if isinstance(pattern, str):
         pattern = parse(pattern)
     if not isinstance(pattern, Pattern):
-        raise TypeError(f"[{_NAME}] pattern is a {type(pattern).__name__}: it must be a Pattern, or a str")
+        raise TypeError(f"[{NAME}] pattern is a {type(pattern).__name__}: it must be a Pattern, or a str")
     if isinstance(causal, str) and causal in CAUSAL_CODES:
-        raise TypeError(f"[{_NAME}] causal is {causal!r}: it must be True or False, as rows are the last positions")
+        raise TypeError(f"[{NAME}] causal is {causal!r}: it must be True or False, as rows are the last positions")
     of_q, of_k = (_shape(x, name) for x, name in ((q, "q"), (k, "k")))
     make: Callable[..., dict[str, Any]] = functools.partial(
         pattern.lists,
@@ -528,5 +399,5 @@ def attention(
 def _shape(x: Any, name: str) -> tuple[int, ...]:
     shape = tuple(x.shape) if hasattr(x, "shape") else _heddle.describe(x, "sparse_attention_forward", name)[0]
     if len(shape) < 3:
-        raise ValueError(f"[{_NAME}] {name} is {list(shape)}: it must be [B, S, H, D], or packed [total, H, D]")
+        raise ValueError(f"[{NAME}] {name} is {list(shape)}: it must be [B, S, H, D], or packed [total, H, D]")
     return shape

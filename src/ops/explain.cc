@@ -44,7 +44,7 @@ AttentionGradients there(AttentionGradients gradients) {
 }
 
 BlockLists there(BlockLists lists) {
-  move({&lists.blocks, &lists.counts, &lists.offsets});
+  move({&lists.blocks, &lists.counts, &lists.offsets, &lists.masks, &lists.mask_ids});
   return lists;
 }
 
