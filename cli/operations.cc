@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "cuda/backend.h"
+#include "heddle/adaptive.h"
 #include "heddle/int4_cache.h"
 #include "heddle/kv_cache.h"
 #include "heddle/linear.h"
@@ -78,6 +79,16 @@ std::vector<Operation> over_lists() {
     add(forward, device, explain_sparse_attention(x, x, x, lists, {}));
     add(backward, device, explain_sparse_attention_backward(x, x, x, lists, {}, {}));
   }
+  return {forward, backward};
+}
+
+// Attention with a tolerance, and its gradients: on the CPU alone.
+std::vector<Operation> with_a_tolerance() {
+  Operation forward{"adaptive_attention_forward", {}}, backward{"adaptive_attention_backward", {}};
+  StandIns views(Device::cpu);
+  const TensorView x = views.tensor(DType::f32, {1, 64, 2, 64});
+  add(forward, Device::cpu, explain_adaptive_attention(x, x, x, {}, {}));
+  add(backward, Device::cpu, explain_adaptive_attention_backward(x, x, x, {}, {}, {}));
   return {forward, backward};
 }
 
@@ -160,6 +171,7 @@ std::vector<Operation> operations() {
   }
   std::vector<Operation> all = {forward, backward};
   for (Operation& operation : over_lists()) all.push_back(std::move(operation));
+  for (Operation& operation : with_a_tolerance()) all.push_back(std::move(operation));
   for (Operation& operation : pooling()) all.push_back(std::move(operation));
   for (Operation& operation : merges()) all.push_back(std::move(operation));
   all.insert(all.end(), {linear, linear_backward});

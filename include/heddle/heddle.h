@@ -1,6 +1,7 @@
 // Everything public, in one include.
 #pragma once
 
+#include "heddle/adaptive.h"
 #include "heddle/attention.h"
 #include "heddle/candidate.h"
 #include "heddle/checkpoint.h"

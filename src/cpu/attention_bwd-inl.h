@@ -26,6 +26,34 @@
 HWY_BEFORE_NAMESPACE();
 namespace heddle::cpu::HEDDLE_TARGET {
 
+// sums[key][d] += tile[key][row] rows[row][d], of keys [begin, end) of a tile with kSpanRows columns; whole vectors of
+// d.
+template <Unit U>
+void AddToKeys(Interval<std::int64_t> keys, std::int64_t depth, const typename U::Word* tile,
+               Lanes<typename U::Word> rows, float* sums) {
+  using Word = typename U::Word;
+  const std::int64_t words = Words<U>(depth), tile_row = Words<U>(kSpanRows), width = rows.row;
+  // Vectors in equal shares: 4 as 2 + 2, since a tile of one vector would wait for its loads.
+  const std::int64_t vectors = width / kLanes, share = ceil_div(vectors, ceil_div(vectors, kTileN));
+  for (std::int64_t n = 0; n < vectors; n += share) {
+    for (std::int64_t j = keys.begin; j < keys.end; j += U::kTileM) {
+      const Broadcasts<Word> a{tile + j * tile_row, tile_row, 1};
+      const Lanes<Word> b{rows.at + n * kLanes, width};
+      float* c = sums + j * width + n * kLanes;
+      switch (std::min(share, vectors - n)) {
+        case 1:
+          U::template Product<1, Sum::kJoin>(words, a, b, c, width);
+          break;
+        case 2:
+          U::template Product<2, Sum::kJoin>(words, a, b, c, width);
+          break;
+        default:
+          U::template Product<3, Sum::kJoin>(words, a, b, c, width);
+      }
+    }
+  }
+}
+
 template <Unit U>
 class BackwardTile {
   using Word = typename U::Word;
@@ -188,33 +216,9 @@ class BackwardTile {
     const Interval<std::int64_t> keys{first, last};
     const Word* p = U::PackTile(scores_.p(), kSpanRows, keys, depth, p_words_);
     const Word* ds = U::PackTile(scores_.ds(), kSpanRows, keys, depth, ds_words_);
-    add_to_keys(keys, depth, p, {rows_.do_rows(group0), w_.dvl}, task.dv + tile.begin * w_.dvl);
-    add_to_keys(keys, depth, ds, {rows_.q_rows(group0), w_.dl}, task.dk + tile.begin * w_.dl);
+    AddToKeys<U>(keys, depth, p, {rows_.do_rows(group0), w_.dvl}, task.dv + tile.begin * w_.dvl);
+    AddToKeys<U>(keys, depth, ds, {rows_.q_rows(group0), w_.dl}, task.dk + tile.begin * w_.dl);
     for (std::int64_t k = 0; k < groups; ++k) add_to_queries(head, group0 + k, k * kGroup, tile, prefetcher);
-  }
-
-  // sums[key][d] += tile[key][row] rows[row][d], of keys of the block; whole vectors of d.
-  void add_to_keys(Interval<std::int64_t> keys, std::int64_t depth, const Word* tile, Lanes<Word> rows, float* sums) {
-    const std::int64_t words = Words<U>(depth), tile_row = Words<U>(kSpanRows), width = rows.row;
-    // Vectors in equal shares: 4 as 2 + 2, since a tile of one vector would wait for its loads.
-    const std::int64_t vectors = width / kLanes, share = ceil_div(vectors, ceil_div(vectors, kTileN));
-    for (std::int64_t n = 0; n < vectors; n += share) {
-      for (std::int64_t j = keys.begin; j < keys.end; j += U::kTileM) {
-        const Broadcasts<Word> a{tile + j * tile_row, tile_row, 1};
-        const Lanes<Word> b{rows.at + n * kLanes, width};
-        float* c = sums + j * width + n * kLanes;
-        switch (std::min(share, vectors - n)) {
-          case 1:
-            U::template Product<1, Sum::kJoin>(words, a, b, c, width);
-            break;
-          case 2:
-            U::template Product<2, Sum::kJoin>(words, a, b, c, width);
-            break;
-          default:
-            U::template Product<3, Sum::kJoin>(words, a, b, c, width);
-        }
-      }
-    }
   }
 
   void add_to_queries(const Head& head, std::int64_t group, std::int64_t column, KeyRange tile,

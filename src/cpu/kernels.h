@@ -5,10 +5,12 @@
 #include <string>
 #include <vector>
 
+#include "cpu/adaptive_plan.h"
 #include "cpu/linear_kernels.h"
 #include "cpu/lowbit_kernels.h"
 #include "cpu/plan.h"
 #include "cpu/row_ops.h"
+#include "problem/adaptive.h"
 #include "problem/attention.h"
 #include "problem/partial.h"
 #include "problem/pool.h"
@@ -61,6 +63,16 @@ struct Kernels {
   // The same, backward: dq is written, dk and dv are added to, sums as BackwardTask has them.
   std::size_t (*sparse_backward_scratch)(const SparseBackwardProblem&, std::int64_t positions);
   void (*sparse_backward)(const SparseBackwardProblem&, const SparseTask&, float* dk, float* dv, std::byte* scratch);
+
+  // Attention with a tolerance: what is to be known of blocks [begin, end) of a kv head's values, and one task; and the
+  // scratch bytes of each, of tasks of at most `rows` query rows.
+  std::size_t (*value_scratch)(const AttentionProblem&);
+  void (*value_blocks)(const AttentionProblem&, std::int64_t b, std::int64_t kv_head, std::int64_t begin,
+                       std::int64_t end, ValueBlock* values, float* means, std::byte* scratch);
+  std::size_t (*adaptive_scratch)(const AdaptiveProblem&, std::int64_t rows);
+  void (*adaptive_forward)(const AdaptiveProblem&, const AdaptiveTask&, std::byte* scratch);
+  std::size_t (*adaptive_backward_scratch)(const AdaptiveBackwardProblem&);
+  void (*adaptive_backward)(const AdaptiveBackwardProblem&, const BackwardTask&, std::byte* scratch);
 
   // Partial results of whole calls: rows [begin, end) of all batches', counted b * S + i; and dsink of head h.
   void (*merge_partials)(const MergeProblem&, std::int64_t begin, std::int64_t end);

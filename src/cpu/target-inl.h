@@ -3,6 +3,9 @@
 // one target, so that each file is included once.
 #pragma once
 
+#include "cpu/adaptive_bwd-inl.h"
+#include "cpu/adaptive_fwd-inl.h"
+#include "cpu/adaptive_values-inl.h"
 #include "cpu/attention_baseline-inl.h"
 #include "cpu/attention_bwd-inl.h"
 #include "cpu/attention_fwd-inl.h"
@@ -55,6 +58,12 @@ const Kernels kKernels = {
     .sparse_forward = SparseForward,
     .sparse_backward_scratch = SparseBackwardScratch,
     .sparse_backward = SparseBackward,
+    .value_scratch = ValueScratch,
+    .value_blocks = FindValueBlocks,
+    .adaptive_scratch = AdaptiveScratch,
+    .adaptive_forward = AdaptiveForward,
+    .adaptive_backward_scratch = AdaptiveBackwardScratch,
+    .adaptive_backward = AdaptiveBackward,
     .merge_partials = MergePartials,
     .merge_partials_backward = MergePartialsBackward,
     .merge_sink_gradient = MergeSinkGradient,

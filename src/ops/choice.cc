@@ -1,5 +1,6 @@
 #include "ops/choice.h"
 
+#include "ops/adaptive/choice.h"
 #include "ops/attention/choice.h"
 #include "ops/kv_cache/choice.h"
 #include "ops/linear/choice.h"
@@ -23,7 +24,8 @@ bool names_a_kernel(std::string_view name) {
   return any_has<AttentionProblem, AttentionBackwardProblem, LinearProblem, LinearBackwardProblem, RotaryProblem,
                  AppendProblem, Int4AppendProblem, lowbit::QuantizeCall, lowbit::DequantizeProblem, UnpackProblem,
                  MergeProblem, MergeBackwardProblem, SparseProblem, SparseBackwardProblem, PoolProblem,
-                 PoolBackwardProblem, SelectProblem, GateProblem, GateBackwardProblem, NsaStepProblem>(name);
+                 PoolBackwardProblem, SelectProblem, GateProblem, GateBackwardProblem, NsaStepProblem, AdaptiveProblem,
+                 AdaptiveBackwardProblem>(name);
 }
 
 }  // namespace heddle

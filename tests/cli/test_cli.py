@@ -191,6 +191,8 @@ def test_info_lists_every_candidate_and_whether_it_runs():
     with_reference |= {
         "sparse_attention_forward",
         "sparse_attention_backward",
+        "adaptive_attention_forward",
+        "adaptive_attention_backward",
         "pool_keys",
         "pool_keys_backward",
         "select_blocks",

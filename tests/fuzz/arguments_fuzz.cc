@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "drawn_tensors.h"
+#include "heddle/adaptive.h"
 #include "heddle/attention.h"
 #include "heddle/error.h"
 #include "heddle/kv_cache.h"
@@ -28,7 +29,7 @@ class Call : DrawnTensors {
   Call(const std::uint8_t* data, std::size_t size) : DrawnTensors(data, size) {}
 
   void run() {
-    const std::int64_t kind = bytes_.below(8);
+    const std::int64_t kind = bytes_.below(9);
     choose_sizes();
     try {
       switch (kind) {
@@ -52,6 +53,9 @@ class Call : DrawnTensors {
           break;
         case 7:
           sparse();
+          break;
+        case 8:
+          adaptive();
           break;
         default:
           rotary();
@@ -258,6 +262,32 @@ class Call : DrawnTensors {
     }
     if (bytes_.rarely(32)) out.query_rows = bytes_.below(9) - 2;
     return out;
+  }
+
+  void adaptive() {
+    tensors();
+    choose_options();
+    if (!bytes_.rarely(16)) {  // what is not served
+      options_.method.clear();
+      options_.bias = options_.mask = options_.draft_mask = {};
+      options_.dropout.p = 0;
+    }
+    const bool packed = options_.cu_seqlens_q.given();
+    const std::int64_t rows = (packed ? q_.shape[0] : Sq_) * (H_ / Hkv_);
+    Shape runs{Hkv_, packed ? rows / kAdaptiveRows + B_ : (rows + kAdaptiveRows - 1) / kAdaptiveRows,
+               1 + bytes_.below(2)};
+    if (!packed) runs.insert(runs.begin(), B_);
+    const TensorView o = output_like_q(Dv_), lse = row_values(true), bound = row_values(true);
+    const TensorView replaced = view(runs, DType::u8, true);
+    const AdaptiveOptions tolerance{.tol = static_cast<float>(bytes_.below(100)) / 50};
+    adaptive_attention_forward(q_, k_, v_, {o, lse, bound, replaced}, tolerance, options_,
+                               runtime(adaptive_attention_forward_workspace(q_, k_, v_, tolerance, options_)));
+    explain_adaptive_attention(q_, k_, v_, tolerance, options_);
+    if (!bytes_.rarely(2)) return;
+    const TensorView d_o = output_like_q(Dv_), d_lse = row_values(false);
+    const AttentionGradients gradients = gradients_of_call();
+    const Runtime with = runtime(adaptive_attention_backward_workspace(q_, k_, v_, replaced, gradients, options_));
+    adaptive_attention_backward(q_, k_, v_, replaced, o, lse, d_o, d_lse, gradients, options_, with);
   }
 
   void sparse() {

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "heddle/adaptive.h"
 #include "heddle/attention.h"
 #include "heddle/int4_cache.h"
 #include "heddle/kv_cache.h"
@@ -22,6 +23,7 @@
 #include "kit/host_tensor.h"
 #include "kit/int4_case.h"
 #include "kit/linear_layer.h"
+#include "ops/adaptive/choice.h"
 #include "ops/kv_cache/choice.h"
 #include "ops/lowbit/choice.h"
 #include "ops/nsa/choice.h"
@@ -167,6 +169,37 @@ TEST(Allocations, OfAttentionOverListsAndItsGradientsAreNone) {
   EXPECT_EQ(allocations_of([&] {
               sparse_attention_backward(q.view(), k.view(), v.view(), lists, o.view(), lse.view(), d_o.view(), {},
                                         gradients, options, runtime);
+            }),
+            0);
+}
+
+TEST(Allocations, OfAttentionWithAToleranceAndItsGradientsAreNone) {
+  CallingThread executor;
+  const HostTensor q = filled(DType::bf16, {2, 70, 4, 32}), k = filled(DType::bf16, {2, 300, 2, 32}),
+                   v = filled(DType::bf16, {2, 300, 2, 32}), d_o = filled(DType::bf16, {2, 70, 4, 32}),
+                   o = filled(DType::bf16, {2, 70, 4, 32}, true), lse = filled(DType::f32, {2, 4, 70}, true),
+                   bound = filled(DType::f32, {2, 4, 70}, true), dq = filled(DType::bf16, {2, 70, 4, 32}, true),
+                   dk = filled(DType::bf16, {2, 300, 2, 32}, true), dv = filled(DType::bf16, {2, 300, 2, 32}, true);
+  const HostTensor replaced = HostTensor::output(DType::u8, {2, 2, 12, 2});
+  const AdaptiveOptions adaptive{.tol = 0.1f};
+  const AttentionOptions options;
+  const AttentionGradients gradients{dq.view(), dk.view(), dv.view(), {}, {}};
+  Operation<AdaptiveProblem>::candidates(), Operation<AdaptiveBackwardProblem>::candidates();  // as above
+  Memory memory, more;
+  Runtime runtime{{}, &executor, nullptr};
+  runtime.workspace =
+      memory.of(adaptive_attention_forward_workspace(q.view(), k.view(), v.view(), adaptive, options, runtime));
+  EXPECT_EQ(allocations_of([&] {
+              adaptive_attention_forward(q.view(), k.view(), v.view(),
+                                         {o.view(), lse.view(), bound.view(), replaced.view()}, adaptive, options,
+                                         runtime);
+            }),
+            0);
+  runtime.workspace = more.of(adaptive_attention_backward_workspace(q.view(), k.view(), v.view(), replaced.view(),
+                                                                    gradients, options, runtime));
+  EXPECT_EQ(allocations_of([&] {
+              adaptive_attention_backward(q.view(), k.view(), v.view(), replaced.view(), o.view(), lse.view(),
+                                          d_o.view(), {}, gradients, options, runtime);
             }),
             0);
 }
