@@ -19,11 +19,14 @@ from ._heddle import version as _version
 from ._options import Causal
 from ._runtime import cpu_target, cpu_targets, num_threads, set_cpu_target, set_num_threads
 from ._validate import check_errors
+from .adaptive import adaptive_attention
+from .audit import AttentionAudit, audit_attention
 from .encoder import Encoder, EncoderLayer, PrecisionChoice, PrecisionTrial
 from .explanation import (
     Candidate,
     Explanation,
     explain,
+    explain_adaptive_attention,
     explain_append_kv_cache,
     explain_apply_rotary,
     explain_merge_attention,
@@ -43,6 +46,7 @@ _when_imported("torch.utils.flop_counter", _count_flops)
 
 
 __all__ = [
+    "AttentionAudit",
     "Candidate",
     "Causal",
     "Encoder",
@@ -51,15 +55,18 @@ __all__ = [
     "Int4Cache",
     "PrecisionChoice",
     "PrecisionTrial",
+    "adaptive_attention",
     "append_kv_cache",
     "apply_rotary",
     "attention",
     "attention_backward",
     "attention_with_kv_cache",
+    "audit_attention",
     "check_errors",
     "cpu_target",
     "cpu_targets",
     "explain",
+    "explain_adaptive_attention",
     "explain_append_kv_cache",
     "explain_apply_rotary",
     "explain_merge_attention",

@@ -17,6 +17,36 @@ _LayerReport: TypeAlias = tuple[
 
 _Described: TypeAlias = tuple[tuple[int, ...], int]  # an array's shape, and the code of its dtype
 
+def adaptive_attention_backward(
+    q: object,
+    k: object,
+    v: object,
+    replaced: object,
+    o: object,
+    lse: object,
+    d_o: object,
+    d_lse: object | None,
+    dq: object | None,
+    dk: object | None,
+    dv: object | None,
+    dbias: object | None,
+    dsink: object | None,
+    options: tuple[Any, ...],
+    stream: int = 0,
+) -> None: ...
+def adaptive_attention_forward(
+    q: object,
+    k: object,
+    v: object,
+    tol: object,
+    on_exceed: object,
+    o: object,
+    lse: object,
+    bound: object,
+    replaced: object | None,
+    options: tuple[Any, ...],
+    stream: int = 0,
+) -> None: ...
 def append_int4_cache(
     k_new: object,
     v_new: object,
@@ -113,6 +143,14 @@ def describe(array: object | None, operation: str, name: str) -> tuple[tuple[int
 def dropout_mask(keep: object, p: float, seed: int) -> None: ...
 def empty(shape: Sequence[int], dtype: int) -> Any: ...
 def exchange_current_gpu(gpu: int) -> int: ...
+def explain_adaptive_attention(
+    q: object,
+    k: object,
+    v: object,
+    tol: object,
+    options: tuple[Any, ...],
+    backward: bool,
+) -> list[_Candidate]: ...
 def explain_append_int4_cache(
     k_new: object,
     v_new: object,

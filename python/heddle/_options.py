@@ -139,6 +139,28 @@ def lse_shape(q_shape: Any, packed: bool) -> tuple[int, ...]:
     return (q_shape[1], q_shape[0]) if packed else (q_shape[0], q_shape[2], q_shape[1])
 
 
+#: Query rows of a kv head, and keys, that adaptive attention decides on together.
+ADAPTIVE_ROWS, ADAPTIVE_KEYS = 12, 32
+
+
+def replaced_shape(q_shape: Any, k_shape: Any, items: Sequence[Any]) -> tuple[int, ...]:
+    """Of adaptive attention's bits: which blocks of keys were replaced for which runs of rows ([B,] Hkv, N, W). q has the rank
+    that check_rank() asks for; other shapes that are wrong the library refuses by name."""
+    cu_seqlens_q, heads, kv_heads = items[CU_SEQLENS_Q], q_shape[-2], k_shape[-2] if len(k_shape) > 1 else 1
+    group = heads // kv_heads if kv_heads else 1
+    pages = items[INDEX["page_table"]]
+    if pages is not None:
+        keys = pages.shape[-1] * k_shape[1] if len(k_shape) > 1 else 0
+    elif items[INDEX["cu_seqlens_k"]] is None:
+        keys = k_shape[1] if len(k_shape) > 1 else 0
+    else:  # how long the longest sequence is nobody reads here
+        keys = items[INDEX["max_seqlen_k"]] or k_shape[0]
+    width = (keys + 8 * ADAPTIVE_KEYS - 1) // (8 * ADAPTIVE_KEYS)
+    if cu_seqlens_q is None:
+        return (q_shape[0], kv_heads, (q_shape[1] * group + ADAPTIVE_ROWS - 1) // ADAPTIVE_ROWS, width)
+    return (kv_heads, q_shape[0] * group // ADAPTIVE_ROWS + max(cu_seqlens_q.shape[0] - 1, 0), width)
+
+
 def check_lse_out(operation: str, return_lse: bool, lse_out: Any) -> None:
     if lse_out is not None and not return_lse:
         raise ValueError(f"[{operation}] lse_out is given and return_lse is False: lse is written where it is returned")

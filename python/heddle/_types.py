@@ -44,6 +44,7 @@ else:
 CausalName = Literal["none", "top_left", "bottom_right"] | Causal
 PrecisionName = Literal["f32", "tf32", "int8_qk"]
 MethodName = Literal["flash", "baseline"]
+OnExceedName = Literal["refine", "dense", "report"]
 GpuName = Literal["a100", "rtx4090", "l40s", "h100", "h200"]
 
 Float32Name = Literal["float32", "fp32"]

@@ -205,6 +205,36 @@ def explain_sparse_attention(
     return explanation(_heddle.explain_sparse_attention(q, k, v, *lists, items, backward, name))
 
 
+def explain_adaptive_attention(
+    q: AnyArray | tuple[int, ...],
+    k: AnyArray | tuple[int, ...],
+    v: AnyArray | tuple[int, ...],
+    tol: float = 1e-2,
+    *,
+    backward: bool = False,
+    dtype: FloatDType = "float32",
+    **options: Unpack[QuestionOptions],
+) -> Explanation:
+    """The candidates for ``heddle.adaptive_attention`` with these arguments and which one would run. Data is not read, except
+    index data; estimates are those of a call that replaces nothing.
+
+    Args:
+      q, k, v: arrays as for ``adaptive_attention``, or only their shapes as tuples, of dtype `dtype`; see ``explain``.
+      tol, options: as ``adaptive_attention`` takes them.
+      backward: explain the gradient's kernels instead of the forward's.
+      dtype: of q, k and v given as shapes; see ``explain``.
+
+    Raises:
+      ValueError: a bad argument, as ``adaptive_attention`` would refuse it.
+    """
+    items = _asked(q, dict(options))
+    if any(map(is_torch, (q, k, v, *items))):
+        torch_host()
+    views: list[Any] = [shape_only(x, dtype) if isinstance(x, tuple) else x for x in (q, k, v)]
+    q, k, v = views
+    return explanation(_heddle.explain_adaptive_attention(q, k, v, tol, items, backward))
+
+
 def explain_merge_attention(
     os: Iterable[AnyArray],
     lses: Iterable[AnyArray],

@@ -114,6 +114,7 @@ void bind_attention(nb::module_& module);
 void bind_kv_cache(nb::module_& module);
 void bind_partial(nb::module_& module);
 void bind_sparse(nb::module_& module);
+void bind_adaptive(nb::module_& module);
 void bind_nsa(nb::module_& module);
 void bind_int4_cache(nb::module_& module);
 void bind_transformer(nb::module_& module);

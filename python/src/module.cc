@@ -9,6 +9,7 @@ NB_MODULE(_heddle, module) {
   heddle::python::bind_kv_cache(module);
   heddle::python::bind_partial(module);
   heddle::python::bind_sparse(module);
+  heddle::python::bind_adaptive(module);
   heddle::python::bind_nsa(module);
   heddle::python::bind_int4_cache(module);
   heddle::python::bind_transformer(module);

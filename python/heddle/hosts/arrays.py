@@ -264,6 +264,22 @@ def sparse_attention(q, k, v, lists: tuple[Any, Any, Any, Any, Any], items, retu
     return _attend("sparse_attention_forward", call, q, v, (k, *lists), items, return_lse, out, lse_out)
 
 
+def adaptive_attention(q, k, v, tol, on_exceed, items):
+    """See heddle.adaptive_attention."""
+    operation = "adaptive_attention_forward"
+    q_shape, code = _heddle.describe(q, operation, "q")
+    v_shape, _ = _heddle.describe(v, operation, "v")
+    packed = items[CU_SEQLENS_Q] is not None
+    check_rank(q_shape, packed, operation)
+    rows = lse_shape(q_shape, packed)
+    place = _place(operation, "q", q, (k, v, *items))
+    with place:
+        o = place.memory("out", None, q_shape[:-1] + v_shape[-1:], _out_code(code, items))
+        lse, bound = (place.memory(name, None, rows, _FLOAT32) for name in ("lse", "bound"))
+        _heddle.adaptive_attention_forward(q, k, v, tol, on_exceed, o, lse, bound, None, items, place.stream)
+    return tuple(place.returned(None, x) for x in (o, lse, bound))
+
+
 def pool_keys(x, block, stride, cu_seqlens, seqused, out=None):
     """See heddle.nsa.pool_keys."""
     shape, code = _heddle.describe(x, "pool_keys", "x")

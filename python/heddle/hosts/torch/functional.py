@@ -21,6 +21,7 @@ from ..._options import (
 )
 from . import direct as direct
 from . import flops  # noqa: F401  of this host, too
+from .adaptive_operators import AdaptiveForTransforms, adaptive_forward
 from .cache_operators import rotary_operator
 from .checks import (
     OUTPUTS,
@@ -48,6 +49,7 @@ _cached_operator = torch.ops.heddle.attention_with_kv_cache.default
 _cached_out_operator = torch.ops.heddle.attention_with_kv_cache_out.default
 _sparse_operator = torch.ops.heddle.sparse_attention.default
 _sparse_out_operator = torch.ops.heddle.sparse_attention_out.default
+_adaptive_operator = torch.ops.heddle.adaptive_attention.default
 _over_int4_operator = torch.ops.heddle.attention_over_int4_cache.default
 _over_int4_out_operator = torch.ops.heddle.attention_over_int4_cache_out.default
 is_deterministic = torch.are_deterministic_algorithms_enabled
@@ -247,6 +249,24 @@ def sparse_attention(q, k, v, lists, items, return_lse, out=None, lse_out=None):
             _listed(q, k, v, lists, items, True, None, None)  # words for values are the native module's
         raise
     return (out, lse) if return_lse else out
+
+
+def adaptive_attention(q, k, v, tol, on_exceed, items):
+    """See heddle.adaptive_attention."""
+    names, tensors = (*_OPERANDS, *ARRAY_NAMES), (q, k, v, *items[:ARRAYS])
+    check_operands("adaptive_attention", _OPERANDS, (q, k, v))
+    check_tensors("adaptive_attention", ARRAY_NAMES, items[:ARRAYS])
+    refuse_tangents("adaptive_attention", names, tensors)
+    q, k, v, items = _cast(q, k, v, items)
+    items = replaced(items, DROPOUT_SEED, None)  # dropout is refused
+    operator = AdaptiveForTransforms.apply if transformed() else _adaptive_operator
+    try:
+        return operator(q, k, v, tol, on_exceed, *items)[:3]
+    except (TypeError, NotImplementedError, RuntimeError) as error:
+        blame_subclass("adaptive_attention", names, tensors, error)
+        if direct.is_direct(q, k, v):
+            adaptive_forward(q, k, v, tol, on_exceed, *items)  # words for values are the native module's
+        raise
 
 
 _CPU = torch.device("cpu")
