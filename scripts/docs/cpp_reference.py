@@ -8,7 +8,7 @@ from pathlib import Path
 from text import paragraphs
 
 GROUPS = {
-    "Attention": ["attention", "kv_cache", "int4_cache", "sparse", "nsa", "partial"],
+    "Attention": ["attention", "kv_cache", "int4_cache", "sparse", "adaptive", "nsa", "partial"],
     "Low-bit weights and models": ["lowbit", "linear", "checkpoint", "safetensors", "transformer", "transformer_block"],
     "What would run": ["explain", "candidate"],
     "What all of them use": ["tensor", "runtime", "error"],

@@ -13,7 +13,8 @@ from text import escaped
 PAGES: dict[str, tuple[str, list[tuple[str, str, list[str]]]]] = {
     "attention": (
         "Attention",
-        [("", "heddle", ["attention", "sdpa", "merge_attention", "attention_backward", "sparse_attention", "Causal"])],
+        [("", "heddle", ["attention", "sdpa", "merge_attention", "attention_backward", "sparse_attention", "Causal"]),
+         ("With a tolerance", "heddle", ["adaptive_attention", "audit_attention", "AttentionAudit"])],
     ),
     "caches": (
         "Caches of keys and values",
@@ -63,7 +64,7 @@ PAGES: dict[str, tuple[str, list[tuple[str, str, list[str]]]]] = {
     "machine": (
         "What would run, and on what",
         [
-            ("Candidates", "heddle", ["explain", "explain_append_kv_cache", "explain_apply_rotary", "explain_merge_attention", "explain_sparse_attention", "Explanation", "Candidate"]),
+            ("Candidates", "heddle", ["explain", "explain_adaptive_attention", "explain_append_kv_cache", "explain_apply_rotary", "explain_merge_attention", "explain_sparse_attention", "Explanation", "Candidate"]),
             ("Threads and instruction sets", "heddle", ["num_threads", "set_num_threads", "cpu_target", "cpu_targets", "set_cpu_target"]),
             ("Index data on a GPU", "heddle", ["check_errors"]),
         ],

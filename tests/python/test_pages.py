@@ -13,7 +13,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PRINTED = re.compile(r"^\s*print\(.*\)  # (.*)$", re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/start.md", "docs/serving.md", "docs/sparse.md", "docs/nsa.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/start.md", "docs/serving.md", "docs/sparse.md", "docs/adaptive.md", "docs/nsa.md"])
 def test_the_blocks_of_a_page_print_what_it_says(page, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     blocks = BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))
