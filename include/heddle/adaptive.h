@@ -23,7 +23,8 @@
 
 namespace heddle {
 
-constexpr std::int64_t kAdaptiveRows = 12, kAdaptiveKeys = 32;
+constexpr std::int64_t kAdaptiveRows = 12;
+constexpr std::int64_t kAdaptiveKeys = 32;
 
 // What is to happen with a row whose bound comes out above tol: its blocks are multiplied after all, the call is
 // repeated as exact attention, or nothing, so that `bound` tells. Here blocks are replaced while the bound allows it,

@@ -23,8 +23,8 @@ struct ValueBlock {
 // the longest value. n + 1 roundings of 2^-24 for n = 32 values.
 constexpr float kMeanRounding = 0x1p-18f;
 // Factor that the bound of a row takes for the roundings of its own sums, over so many tiles of keys. A tile has 9 of
-// 2^-24: the costs' shrinking and a sum for each of 4 blocks, and the exponentials' 3 sums of blocks and one more. Those
-// of one block's sums are below 2^-18 together.
+// 2^-24: the costs' shrinking and a sum for each of 4 blocks, and the exponentials' 3 sums of blocks and one more.
+// Those of one block's sums are below 2^-18 together.
 inline double adaptive_outward(std::int64_t tiles) { return 1 + 0x1p-18 + static_cast<double>(tiles) * 0x1p-20; }
 
 struct AdaptiveTask {

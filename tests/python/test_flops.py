@@ -44,6 +44,8 @@ def test_attention(causal):
     out = torch.empty(B, S, H, D)
     written = lambda *x: heddle.attention(*x, out=out)  # noqa: E731
     assert _counted(written, *_operands(requires_grad=False)) == (_torchs(S, SK, B)[0], 0)
+    adaptive = lambda *x: heddle.adaptive_attention(*x, 0.1, causal=causal)  # noqa: E731
+    assert _counted(adaptive, *_operands()) == _torchs(S, SK, B)
 
 
 def test_sdpa_is_counted_as_torchs_math():

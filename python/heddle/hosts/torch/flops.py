@@ -106,6 +106,9 @@ _FORMULAS: dict[str, Callable[[Arguments], int]] = {
     "sparse_attention": _forward(_listed_scores),
     "sparse_attention_out": _forward(_listed_scores),
     "sparse_attention_backward": _backward(_listed_scores),
+    # As if nothing were replaced: what is, follows from the data.
+    "adaptive_attention": _forward(_scores),
+    "adaptive_attention_backward": _backward(_scores),
     "linear_forward": _linear,
     "linear_forward_out": _linear,
     "linear_backward": _linear_backward,
