@@ -81,11 +81,9 @@ struct Params {
   std::int64_t alibi_stride_b, alibi_stride_h;
   ScorePlane bias, mask;  // bias: 16-bit like q, or f32; mask: bytes
   bool bias_is_float;
-  TileLists lists;  // of head units, for kernels whose walk is a ListWalk
-  Positions piece;  // for kernels of pieces, whose bands are about these
-  // Of tiles of equal lengths, for kernels without score options whose walk is a ListWalk; or null: as they are
-  // numbered.
-  const int* order;
+  TileLists lists;   // of head units, for kernels whose walk is a ListWalk
+  Positions piece;   // for kernels of pieces, whose bands are about these
+  const int* order;  // of tiles of equal lengths, for kernels whose walk is a ListWalk; or null: as they are numbered
 };
 
 }  // namespace heddle::cuda::sm90::attention
