@@ -67,13 +67,22 @@ INT4_CACHE = (
     "src/problem/rotary.h",
     *GPU_COMMON,
 )
+#: Of python/heddle/hosts/torch, what such calls go through.
+TORCH_CALLS = tuple(
+    f"python/heddle/hosts/torch/{name}.py"
+    for name in (
+        "__init__", "cache_operators", "checks", "direct", "functional", "gate_operators", "linear", "nsa_operators",
+        "nsa_step_operator", "operators", "partial", "sdpa", "sparse_operators", "transforms",
+    )
+)  # fmt: skip
 #: Of rows that a Python program feels: what a call of an operation on torch tensors goes through.
 PYTHON = (
     "python/heddle/_linear_options.py",
     "python/heddle/_options.py",
     "python/heddle/functional.py",
     "python/heddle/hosts/__init__.py",
-    "python/heddle/hosts/torch",
+    "python/heddle/hosts/when_imported.py",
+    *TORCH_CALLS,
     "python/heddle/lowbit/packed.py",
     "python/heddle/lowbit/product.py",
     "python/heddle/lowbit/tensor.py",
@@ -230,7 +239,7 @@ def refine(file: Path) -> None:
     text = file.read_text(encoding="utf-8")
     commits = set(re.findall(r'"commit": "([0-9a-f]{7,40})"', text))
     for path, said in sorted(set(re.findall(r'"([^"]+)": "([0-9a-f]{12})"', text))):
-        parts = [part for part in GPU_COMMON if part.startswith(f"{path}/")]
+        parts = [part for part in (*GPU_COMMON, *TORCH_CALLS) if part.startswith(f"{path}/")]
         if path in known() or not parts:
             continue
         for commit in commits:
@@ -240,7 +249,7 @@ def refine(file: Path) -> None:
                 subprocess.run(["tar", "x", "-C", folder], input=packed.stdout, check=True)
                 if digest(path, at) != said:
                     continue
-                lines = [f'"{part}": "{value}"' for part, value in digests(parts, at).items()]
+                lines = [f'"{part}": "{value}"' for part, value in digests(parts, at).items() if value is not None]
             text = re.sub(
                 rf'(\s*)"{path}": "{said}"', lambda found, lines=lines: ",".join(found[1] + x for x in lines), text
             )

@@ -166,7 +166,7 @@ def of_errors(rows):
         found = [
             f"{row['difference']['heddle']:.1e}"
             for length in LENGTHS
-            if (row := rows.get(f"{form} forward S{length}")) and "heddle" in (row.get("difference") or {})
+            if (row := rows.get(f"{form} forward S{length}")) and not stale([row]) and "heddle" in row["difference"]
         ]
         if len(found) == len(LENGTHS):
             parts.append(f"{words} {', '.join(found)}")
