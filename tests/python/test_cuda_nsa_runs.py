@@ -135,7 +135,7 @@ def test_opcheck_of_sums_and_lists():
 
     q, k, v = operands(130, gradients=False)[:3]
     lists = torch.zeros(1, 130, 2, 3, dtype=torch.int32, device="cuda")
-    given, options = (q, k, v, lists, None, None, BLOCK, 1), heddle._options.pack(causal="bottom_right")
+    given, options = (q, k, v, lists, None, None, None, None, BLOCK, 1), heddle._options.pack(causal="bottom_right")
     o, lse = ops.sparse_attention(*given, *options)
     backward = (torch.randn_like(o), None, *given, o, lse, [True, True, True, False, False], *options)
     torch.library.opcheck(ops.sparse_attention_backward.default, backward, test_utils=CHECKS)
@@ -157,7 +157,7 @@ def test_opcheck_of_what_the_caller_has():
     torch.library.opcheck(ops.select_blocks_out.default, sample, test_utils=checks)
     options = heddle._options.pack(causal="bottom_right")
     for lse in (torch.empty(1, 8, 130, device="cuda"), None):
-        sample = (q, k, v, lists, None, None, BLOCK, 1, torch.empty_like(q), lse, *options)
+        sample = (q, k, v, lists, None, None, None, None, BLOCK, 1, torch.empty_like(q), lse, *options)
         torch.library.opcheck(ops.sparse_attention_out.default, sample, test_utils=checks)
 
 
