@@ -2,6 +2,7 @@
 
   python bench/sources.py --write build/stage/sources.json   # for a machine that has no sources
   python bench/sources.py --refine bench/results/*.json      # after a folder was divided: see refine()
+  python bench/sources.py --reformat bench/results/*.json    # after a change of white space alone: see reformat()
 
 Each path is a folder, a file or a pattern, from the root of the tree. Its digest is the first 12 hex digits of sha256 over
 the sorted relative paths and bytes of its files. In a folder that scripts/stage.sh made, digests come from `sources.json`.
@@ -125,6 +126,7 @@ NSA_GPU = (
 )
 #: Of attention over lists that whole tiles of rows share.
 BLOCK_SPARSE_GPU = (
+    "src/cuda/common/sparse/csr.h",
     "src/cuda/common/sparse/host.h",
     "src/cuda/common/sparse/params.h",
     "src/cuda/common/sparse/place.h",
@@ -233,6 +235,42 @@ def known() -> list[str]:
     return sorted({path for paths in families().values() for path in paths})
 
 
+def at_commit(path: str, commit: str, folder: str) -> Path:
+    """Puts what `path` names at that commit into a folder."""
+    named = [":(glob)" + path] if "*" in path else [path]
+    names = subprocess.run(
+        ["git", "ls-tree", "-r", "--name-only", commit, "--", *(["."] if "*" in path else named)],
+        cwd=ROOT, check=True, capture_output=True, text=True,
+    ).stdout.split("\n")  # fmt: skip
+    wanted = [name for name in names if name and ("*" not in path or Path(name).match(path))]
+    if wanted:
+        packed = subprocess.run(["git", "archive", commit, *wanted], cwd=ROOT, check=True, capture_output=True)
+        subprocess.run(["tar", "x", "-C", folder], input=packed.stdout, check=True)
+    return Path(folder)
+
+
+def reformat(file: Path) -> None:
+    """Where rows of a result file carry the digest of sources that differ from today's in white space alone, from a commit of
+    the file's on: today's digest."""
+    text = file.read_text(encoding="utf-8")
+    commits = set(re.findall(r'"commit": "([0-9a-f]{7,40})"', text))
+
+    def words(root: Path, path: str) -> list[tuple[str, bytes]]:
+        return [(f.relative_to(root).as_posix(), b"".join(f.read_bytes().split())) for f in files(root, path)]
+
+    for path, said in sorted(set(re.findall(r'"([^"]+)": "([0-9a-f]{12})"', text))):
+        now = digest(path, ROOT)
+        if now in (None, said):
+            continue
+        for commit in commits:
+            with tempfile.TemporaryDirectory() as folder:
+                at = at_commit(path, commit, folder)
+                if digest(path, at) == said and words(at, path) == words(ROOT, path):
+                    text = text.replace(f'"{path}": "{said}"', f'"{path}": "{now}"')
+                    break
+    file.write_text(text, encoding="utf-8")
+
+
 def refine(file: Path) -> None:
     """Where rows of a result file carry the digest of a folder that they would name by its parts now: the digests of those
     parts, as they were at a commit of the file's at which the folder was what the rows say."""
@@ -264,7 +302,12 @@ def main():
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--write", type=Path, help="the file of digests")
     what.add_argument("--refine", type=Path, nargs="+", metavar="FILE", help="result files")
+    what.add_argument("--reformat", type=Path, nargs="+", metavar="FILE", help="result files")
     options = parser.parse_args()
+    if options.reformat:
+        for file in options.reformat:
+            reformat(file)
+        return
     if options.refine:
         for file in options.refine:
             refine(file)

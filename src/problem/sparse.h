@@ -18,7 +18,7 @@ struct KeyLists {
   std::int64_t typical = 0;             // entries of a list: n, or the mean
   std::int64_t block_size = 64, query_rows = 1;
   bool by_offsets = false;  // there are offsets, though they may be to come
-  bool masked = false;  // the rest is there then
+  bool masked = false;      // the rest is there then
   const std::int32_t *masks = nullptr, *mask_ids = nullptr;
   std::int64_t mask_count = 0;                                           // M
   std::int64_t mask_stride_b = 0, mask_stride_n = 0, mask_stride_l = 0;  // of lists in `mask_ids`, elements

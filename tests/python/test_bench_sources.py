@@ -1,6 +1,8 @@
 """bench/sources.py: whether what a row names is all that its kernel is built from, and all that its call runs through."""
 
+import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -94,12 +96,16 @@ def test_a_row_that_python_feels_names_the_modules_that_its_call_runs_through():
     def watch(frame, event, argument):
         modules.add(frame.f_code.co_filename)
 
-    sys.setprofile(watch)
-    try:  # bench/gpu_rows.py's, gpu_backward_rows.py's, gpu_linear_rows.py's and gpu_lowbit_rows.py's
+    def call():  # bench/gpu_rows.py's, gpu_backward_rows.py's, gpu_linear_rows.py's and gpu_lowbit_rows.py's
         heddle.attention(x, x, x)
         heddle.sdpa(*leaves).sum().backward()
         heddle.lowbit.linear(torch.randn(1, 64), packed)
         heddle.lowbit.quantize(torch.randn(32, 64), "int8_row")
+
+    call()  # the first one imports
+    sys.setprofile(watch)
+    try:
+        call()
     finally:
         sys.setprofile(None)
     ran = {Path(name).relative_to(heddle_root).as_posix() for name in modules if name.startswith(f"{heddle_root}/")}
@@ -133,3 +139,29 @@ def test_an_exception_is_needed(path):
         for family in CPP
     ]
     assert any(unnamed(paths, exceptions) for paths, exceptions in zip(CPP.values(), left_out))
+
+
+def test_white_space_alone_ages_no_row(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "ROOT", tmp_path)
+    git = lambda *words: subprocess.run(  # noqa: E731
+        ["git", "-c", "user.name=a", "-c", "user.email=a@b", *words],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.strip()
+    git("init", "-q")
+    (tmp_path / "src").mkdir()
+    for name in ("formatted.h", "changed.h"):
+        (tmp_path / "src" / name).write_text("int x;  // a\n")
+    git("add", "-A")
+    git("commit", "-qm", "one")
+    said = {f"src/{name}": sources.digest(f"src/{name}", tmp_path) for name in ("formatted.h", "changed.h")}
+    rows = tmp_path / "rows.json"
+    rows.write_text(json.dumps({"commit": git("rev-parse", "HEAD"), "sources": said}))
+    (tmp_path / "src" / "formatted.h").write_text("int x; // a\n")
+    (tmp_path / "src" / "changed.h").write_text("int y;  // a\n")
+    sources.reformat(rows)
+    found = json.loads(rows.read_text())["sources"]
+    assert found["src/formatted.h"] == sources.digest("src/formatted.h", tmp_path) != said["src/formatted.h"]
+    assert found["src/changed.h"] == said["src/changed.h"]
