@@ -36,7 +36,7 @@ def examples(*verb):
     text = run(*verb, "--help")
     assert "--json" in text or verb == ("completion",), text
     lines = text.split("\nExamples:\n")[1].splitlines()
-    assert 2 <= len(lines) <= 3 and all(line.startswith("  ") for line in lines)
+    assert 2 <= len(lines) <= 4 and all(line.startswith("  ") for line in lines)
     assert all(f"heddle {' '.join(verb)}" in line or verb == ("explain",) for line in lines), lines
     return [line.strip() for line in lines]
 

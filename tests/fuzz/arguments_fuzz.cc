@@ -236,7 +236,7 @@ class Call : DrawnTensors {
     std::vector<std::int32_t> ids(static_cast<std::size_t>(out.blocks.elements()));
     for (std::int32_t& id : ids) {
       id = static_cast<std::int32_t>(bytes_.below(6)) - 1;
-      if (bytes_.rarely(16)) id *= 0x40000000;
+      if (bytes_.rarely(16)) id = id < 0 ? INT32_MIN - id : INT32_MAX - id;
     }
     Shape shape(out.blocks.shape.begin(), out.blocks.shape.begin() + out.blocks.rank);
     if (bytes_.rarely(32)) shape[0] += 1, ids.resize(2 * ids.size() + 64);
