@@ -184,6 +184,8 @@ struct Step {
   void read(nb::handle of_q, nb::handle of_k, nb::handle of_v, const nb::tuple& of_cache, const nb::tuple& of_gates,
             nb::handle of_out, nb::handle block_count, nb::handle block_size, nb::handle window, unsigned forced,
             nb::handle scale, const std::string& force) {
+    if (of_cache.size() != 6) throw Error("[heddle] the cache must be a tuple of 6 items");
+    if (of_gates.size() != 3) throw Error("[heddle] the gates must be a tuple of 3 items");
     q = arguments.read(of_q, "q");
     k_new = arguments.read(of_k, "k_new");
     v_new = arguments.read(of_v, "v_new");

@@ -146,8 +146,6 @@ void launch(const AdaptiveProblem& p, const Runtime& runtime) {
 
 using Backward = AdaptiveBackwardProblem;
 
-KeyGradients key_gradients(const Backward& p) { return {p, ceil_div(p.Sq * p.G, backward_rows(p))}; }
-
 std::size_t backward_scratch(const Backward& p) {
   return static_cast<std::size_t>(round_up(static_cast<std::int64_t>(kernels().adaptive_backward_scratch(p)), 64));
 }
@@ -156,20 +154,13 @@ Refusal supports_backward(const Backward& p) {
   return p.alibi || p.softcap > 0 ? "it has no gradients with ALiBi or softcap" : "";
 }
 
-double estimate_backward(const Backward& p, int workers) {
-  const double rate = p.dtype == DType::bf16 ? kernels().bf16_rate : kernels().f32_rate;
-  const double pairs = static_cast<double>(p.B * p.H) * attended_pairs(p);
-  return 6e-6 + pairs * (6.0 * static_cast<double>(p.D) + 4.0 * static_cast<double>(p.Dv) + 24.0) / (rate * workers);
-}
+double estimate_backward(const Backward& p, int workers) { return seconds_of_tiles(p, workers, 24); }
 
 std::size_t workspace_backward(const Backward& p, int workers) {
-  return backward_scratch(p) * static_cast<std::size_t>(workers) + key_gradients(p).bytes(workers);
+  return backward_scratch(p) * static_cast<std::size_t>(workers) + gradients_of_tiles(p).bytes(workers);
 }
 
-std::string describe_backward(const Backward& p, int workers) {
-  return text(kernels().name, ", tiles of ", backward_rows(p), " rows x ", kKeyBlock, " keys, ",
-              key_gradients(p).describe(), ", ", workers, workers == 1 ? " thread" : " threads");
-}
+std::string describe_backward(const Backward& p, int workers) { return describe_tiles(p, workers); }
 
 void launch_backward(const Backward& p, const Runtime& runtime) {
   const Kernels& k = kernels();
@@ -181,7 +172,7 @@ void launch_backward(const Backward& p, const Runtime& runtime) {
     parallel_for(executor, p.B, [&](std::int64_t b, int) { zero_unused_rows(p, b, p.dq, p.D); });
   }
   if (p.dq || p.dk || p.dv) {
-    const KeyGradients gradients = key_gradients(p);
+    const KeyGradients gradients = gradients_of_tiles(p);
     gradients.run(executor, reinterpret_cast<float*>(scratch(executor.workers())),
                   [&](std::int64_t b, std::int64_t kv_head, std::int64_t cut, float* dk, float* dv, int worker) {
                     const BackwardTask task{.b = b,

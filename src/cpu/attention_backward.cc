@@ -17,8 +17,6 @@ namespace {
 
 using Problem = AttentionBackwardProblem;
 
-KeyGradients key_gradients(const Problem& p) { return {p, ceil_div(p.Sq * p.G, backward_rows(p))}; }
-
 std::size_t scratch_bytes(const Problem& p) {
   const std::size_t tile = kernels().backward_scratch(p), bias = p.dbias ? kernels().bias_scratch(p) : 0;
   return static_cast<std::size_t>(round_up(static_cast<std::int64_t>(std::max(tile, bias)), 64));
@@ -26,21 +24,13 @@ std::size_t scratch_bytes(const Problem& p) {
 
 Refusal supports(const Problem&) { return ""; }
 
-double estimate(const Problem& p, int workers) {
-  const Kernels& k = kernels();
-  const double rate = p.dtype == DType::bf16 ? k.bf16_rate : k.f32_rate;
-  const double pairs = static_cast<double>(p.B * p.H) * attended_pairs(p);
-  return 6e-6 + pairs * (6.0 * static_cast<double>(p.D) + 4.0 * static_cast<double>(p.Dv) + 20.0) / (rate * workers);
-}
+double estimate(const Problem& p, int workers) { return seconds_of_tiles(p, workers, 20); }
 
 std::size_t workspace(const Problem& p, int workers) {
-  return scratch_bytes(p) * static_cast<std::size_t>(workers) + key_gradients(p).bytes(workers);
+  return scratch_bytes(p) * static_cast<std::size_t>(workers) + gradients_of_tiles(p).bytes(workers);
 }
 
-std::string describe(const Problem& p, int workers) {
-  return text(kernels().name, ", tiles of ", backward_rows(p), " rows x ", kKeyBlock, " keys, ",
-              key_gradients(p).describe(), ", ", workers, workers == 1 ? " thread" : " threads");
-}
+std::string describe(const Problem& p, int workers) { return describe_tiles(p, workers); }
 
 void launch(const Problem& p, const Runtime& runtime) {
   const Kernels& k = kernels();
@@ -54,7 +44,7 @@ void launch(const Problem& p, const Runtime& runtime) {
     parallel_for(executor, p.B, [&](std::int64_t b, int) { zero_unused_rows(p, b, p.dq, p.D); });
   }
   if (p.dq || p.dk || p.dv) {
-    const KeyGradients gradients = key_gradients(p);
+    const KeyGradients gradients = gradients_of_tiles(p);
     gradients.run(executor, sums,
                   [&](std::int64_t b, std::int64_t kv_head, std::int64_t cut, float* dk, float* dv, int worker) {
                     k.backward(p,

@@ -11,6 +11,7 @@
 #include "core/parallel.h"
 #include "cpu/kernels.h"
 #include "cpu/plan.h"
+#include "problem/attended_pairs.h"
 
 namespace heddle::cpu {
 
@@ -61,5 +62,20 @@ class KeyGradients {
   const AttentionBackwardProblem& p_;
   const std::int64_t cuts_, dk_floats_, floats_;
 };
+
+// Of kernels whose tasks are tiles of rows by tiles of keys.
+inline KeyGradients gradients_of_tiles(const AttentionBackwardProblem& p) {
+  return {p, ceil_div(p.Sq * p.G, backward_rows(p))};
+}
+inline std::string describe_tiles(const AttentionBackwardProblem& p, int workers) {
+  return text(kernels().name, ", tiles of ", backward_rows(p), " rows x ", kKeyBlock, " keys, ",
+              gradients_of_tiles(p).describe(), ", ", workers, workers == 1 ? " thread" : " threads");
+}
+// Seconds. beside: what a pair takes beside the five products.
+inline double seconds_of_tiles(const AttentionBackwardProblem& p, int workers, double beside) {
+  const double rate = p.dtype == DType::bf16 ? kernels().bf16_rate : kernels().f32_rate;
+  const double pairs = static_cast<double>(p.B * p.H) * attended_pairs(p);
+  return 6e-6 + pairs * (6.0 * static_cast<double>(p.D) + 4.0 * static_cast<double>(p.Dv) + beside) / (rate * workers);
+}
 
 }  // namespace heddle::cpu

@@ -6,39 +6,16 @@
 
 #include "core/dtypes.h"
 #include "core/parallel.h"
+#include "reference/rows.h"
 
 namespace heddle::reference {
 namespace {
 
 using std::int64_t;
-using Row = std::vector<double>;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-Row load_row(const std::byte* row, const Operand& x, int64_t width) {
-  Row out(width);
-  for (int64_t d = 0; d < width; ++d) out[d] = load_element(row, x.dtype, d * x.stride_d);
-  return out;
-}
-double dot(const Row& x, const Row& y) {
-  double sum = 0;
-  for (std::size_t d = 0; d < x.size(); ++d) sum += x[d] * y[d];
-  return sum;
-}
 double norm(const Row& x) { return std::sqrt(dot(x, x)); }
-
-// Rows of q (and o) and of k (and v) in natural order.
-int64_t total_rows(const AttentionProblem& p) { return p.cu_seqlens_q ? p.cu_seqlens_q[p.B] : p.B * p.Sq; }
-int64_t total_keys(const AttentionProblem& p) { return p.cu_seqlens_k ? p.cu_seqlens_k[p.B] : p.B * p.Sk; }
-int64_t row_index(const AttentionProblem& p, int64_t b, const Sequence& s, int64_t i) {
-  return p.cu_seqlens_q ? s.q_begin + i : b * p.Sq + i;
-}
-int64_t key_index(const AttentionProblem& p, int64_t b, const Sequence& s, int64_t j) {
-  return p.cu_seqlens_k ? s.k_begin + j : b * p.Sk + j;
-}
-int64_t lse_index(const AttentionProblem& p, int64_t b, int64_t h, const Sequence& s, int64_t i) {
-  return p.cu_seqlens_q ? h * total_rows(p) + s.q_begin + i : (b * p.H + h) * p.Sq + i;
-}
 
 // A block of values: its mean, and how far they lie from it.
 struct Block {

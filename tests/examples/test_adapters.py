@@ -17,16 +17,7 @@ import heddle.nn  # noqa: E402
 
 from model import Model, Shape  # noqa: E402
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Matrices so small take longer in several, where others use the processors too."""
-    threads, ours = torch.get_num_threads(), heddle.num_threads()
-    torch.set_num_threads(1)
-    heddle.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-    heddle.set_num_threads(ours)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

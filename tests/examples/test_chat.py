@@ -13,18 +13,8 @@ sys.path.insert(0, str(CHAT))
 
 import byte_tokenizer  # noqa: E402
 import chat as example  # noqa: E402
-import heddle  # noqa: E402
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Matrices so small take longer in several, where others use the processors too."""
-    threads, ours = torch.get_num_threads(), heddle.num_threads()
-    torch.set_num_threads(1)
-    heddle.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-    heddle.set_num_threads(ours)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def conversation(format=None, **settings):

@@ -10,18 +10,9 @@ torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "classify"))
 
 import classify  # noqa: E402
-import heddle  # noqa: E402
 import texts  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads, ours = torch.get_num_threads(), heddle.num_threads()
-    torch.set_num_threads(1)
-    heddle.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-    heddle.set_num_threads(ours)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

@@ -173,8 +173,12 @@ TEST(AdaptiveAttention, ValuesThatAreNotFiniteStayWithTheRowsThatMeetThem) {
       const reference::AdaptiveForward expected =
           reference::adaptive_forward(adaptive_problem(data, kTol, found), default_executor());
       for (std::int64_t i = 0; i < kRows; ++i) {
-        if (i < kKey - kNeighbours) EXPECT_NEAR(found.o.get(i * 16 + 3), expected.o[i * 16 + 3], 1e-5) << "row " << i;
-        if (i >= kKey) EXPECT_FALSE(std::isfinite(found.o.get(i * 16 + 3))) << "row " << i;
+        if (i < kKey - kNeighbours) {
+          EXPECT_NEAR(found.o.get(i * 16 + 3), expected.o[i * 16 + 3], 1e-5) << "row " << i;
+        }
+        if (i >= kKey) {
+          EXPECT_FALSE(std::isfinite(found.o.get(i * 16 + 3))) << "row " << i;
+        }
         EXPECT_NEAR(found.o.get(i * 16 + 2), expected.o[i * 16 + 2], 1e-5) << "row " << i;
         EXPECT_NEAR(found.bound.get(i), expected.bound[i], 0.05 * kTol) << "row " << i;
       }

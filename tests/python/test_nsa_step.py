@@ -42,7 +42,7 @@ def test_the_candidate_says_the_same(step):
         pytest.skip("this build of heddle has no GPU kernels")
     q, k_new, v_new, cache, form = call(**STEPS[step])
     gates = (torch.zeros(q.shape[:3]),) * 3
-    held = cache.k, cache.v, cache.k_pooled, cache.v_pooled, cache.lengths
+    held = cache.k, cache.v, cache.k_pooled, cache.v_pooled, cache.lengths, cache.page_table
     out = torch.zeros(*q.shape[:3], v_new.shape[3], dtype=q.dtype)
     try:
         told = _heddle.explain_nsa_step(
@@ -54,6 +54,14 @@ def test_the_candidate_says_the_same(step):
         assert "float16 or bfloat16" in str(error)
     assert is_served(q, k_new, v_new, cache, form, None, 9) == supported
     assert not is_served(q, k_new, v_new, cache, form, None, 8)
+
+
+@pytest.mark.parametrize("cut", ["cache", "gates"])
+def test_a_tuple_that_is_too_short(cut):
+    rows = torch.zeros(1, 1, 2, 8)
+    cache, gates = (None,) * (5 if cut == "cache" else 6), (None,) * (2 if cut == "gates" else 3)
+    with pytest.raises(ValueError, match=f"the {cut} must be a tuple of [36] items"):
+        _heddle.explain_nsa_step(rows, rows, rows, cache, gates, rows, 16, 64, 0, 7, None)
 
 
 def test_other_calls_are_composed():
