@@ -41,6 +41,9 @@ std::vector<HeadShare> even_parts(const HeadShare& share, std::int64_t group) {
   return out;
 }
 
+constexpr std::size_t kAlign = 64;
+std::size_t aligned(std::size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
+
 // A tensor on its way between a rank's rows with all heads, [B, rows, heads, D], and the group's rows with this rank's
 // heads.
 struct Moved {
@@ -103,7 +106,8 @@ class SchemeOfHeads : public SchemeOfRank {
             x.rows.dtype,
             {x.rows.shape[0], lengths_[static_cast<std::size_t>(rows_of)], share.end - share.begin, x.rows.shape[3]}};
   }
-  // there: from rows to heads. sums: rows of keys get the sum of what members send, in their order; they are 0 before.
+  // there: from rows to heads. Back, rows of keys, f32 and 0 before, get the sum of what members send, in their order.
+  // Tensors of f32 come first: each member's message begins at a multiple of kAlign bytes.
   void move(const std::vector<Moved>& tensors, bool there, const std::string& what);
   void move_there(const std::vector<Moved>& tensors, const std::string& what) { move(tensors, true, what); }
   void move_back(const std::vector<Moved>& tensors, const std::string& what) { move(tensors, false, what); }
@@ -132,6 +136,7 @@ void SchemeOfHeads::move(const std::vector<Moved>& tensors, bool there, const st
   const auto total = [&](bool sent) {
     std::size_t sum = 0;
     for (int member = 0; member < size_; ++member) {
+      sum = aligned(sum);
       for (const Moved& x : tensors) {
         const TensorView view = sent ? block(x, rows_sent(member), heads_sent(member), nullptr)
                                      : block(x, heads_sent(member), rows_sent(member), nullptr);
@@ -140,15 +145,16 @@ void SchemeOfHeads::move(const std::vector<Moved>& tensors, bool there, const st
     }
     return sum;
   };
-  std::byte* out = static_cast<std::byte*>(sent_.get(total(true)).data);
-  std::byte* in = static_cast<std::byte*>(came_.get(total(false)).data);
+  std::byte* const out_memory = static_cast<std::byte*>(sent_.get(total(true)).data);
+  std::byte* const in_memory = static_cast<std::byte*>(came_.get(total(false)).data);
+  std::size_t out_bytes = 0, in_bytes = 0;
   std::vector<std::span<const std::byte>> sent;
   std::vector<std::span<std::byte>> came;
   for (int member = 0; member < size_; ++member) {
-    const std::byte* const out_begin = out;
-    std::byte* const in_begin = in;
+    out_bytes = aligned(out_bytes), in_bytes = aligned(in_bytes);
+    const std::size_t out_begin = out_bytes, in_begin = in_bytes;
     for (const Moved& x : tensors) {
-      const TensorView packed = block(x, rows_sent(member), heads_sent(member), out);
+      const TensorView packed = block(x, rows_sent(member), heads_sent(member), out_memory + out_bytes);
       const HeadShare share = share_of(x, member);
       if (there) {
         copy_rows({part(x.rows, 2, share.begin, share.end)}, {packed}, packed.shape[1]);
@@ -157,12 +163,12 @@ void SchemeOfHeads::move(const std::vector<Moved>& tensors, bool there, const st
           copy_rows({x.heads, run.begin, run.step}, {packed, run.local}, run.count);
         }
       }
-      const TensorView coming = block(x, heads_sent(member), rows_sent(member), in);
-      out += static_cast<std::size_t>(packed.elements()) * size_of(packed.dtype);
-      in += static_cast<std::size_t>(coming.elements()) * size_of(coming.dtype);
+      const TensorView coming = block(x, heads_sent(member), rows_sent(member), in_memory + in_bytes);
+      out_bytes += static_cast<std::size_t>(packed.elements()) * size_of(packed.dtype);
+      in_bytes += static_cast<std::size_t>(coming.elements()) * size_of(coming.dtype);
     }
-    sent.emplace_back(out_begin, static_cast<std::size_t>(out - out_begin));
-    came.emplace_back(in_begin, static_cast<std::size_t>(in - in_begin));
+    sent.emplace_back(out_memory + out_begin, out_bytes - out_begin);
+    came.emplace_back(in_memory + in_begin, in_bytes - in_begin);
   }
   inside_.all_to_all(sent, came, what);
   for (int member = 0; member < size_; ++member) {
