@@ -113,12 +113,11 @@ def gradients(out, lse, d_o, d_lse, wanted):
 
 
 def schemes_of(case, ranks):
-    """Two ranks and three do gather and ring, all of them one or two of the others in turn, by a hash."""
+    """Two ranks and three do gather and ring; all of them do one of the others in turn, by a hash, and four ranks two."""
     turn = zlib.crc32(f"{case.name} {ranks}".encode())
     others = ["needed", "ulysses"] if ranks in (2, 3) else ["needed", "ulysses", "2d"]
-    if ranks in (2, 3):
-        return ["gather", "ring", others[turn % 2]]
-    return [others[turn % 3], others[(turn + 1) % 3]]
+    chosen = [others[(turn + n) % len(others)] for n in range(2 if ranks == 4 else 1)]
+    return ["gather", "ring", *chosen] if ranks in (2, 3) else chosen
 
 
 class Counted:
