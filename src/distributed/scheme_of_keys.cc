@@ -11,8 +11,8 @@
 namespace heddle::distributed {
 namespace {
 
-// Keys of rank `from` that rank `to` needs, ascending: rows begin, begin + step ... of the latter's buffer, which are
-// rows `local` and on of the former's.
+// Of the keys that some rank needs those of rank `from`, ascending: rows begin, begin + step ... of the former's
+// buffer, which are rows `local` and on of the latter's.
 std::vector<Run> moved_keys(const Plan& plan, const std::vector<Run>& needed, int from) {
   std::vector<Run> own = plan.runs(from), out;
   std::ranges::sort(own, {}, &Run::begin);
@@ -121,46 +121,35 @@ void SchemeOfKeys::keys_at_once(const Call& call, TensorView& k, TensorView& v) 
 
 void SchemeOfKeys::fetch_keys(const Call& call, TensorView& k, TensorView& v) {
   const KeyBlock& keys = call.keys;
-  const auto size_of_all = [&](const std::vector<std::vector<Run>>& runs) {
-    std::size_t sum = 0;
-    for (int r = 0; r < ranks_; ++r) sum += r == rank_ ? 0 : keys.bytes(rows_of(runs[static_cast<std::size_t>(r)]));
-    return sum;
-  };
-  auto* out = static_cast<std::byte*>(sent_keys_.get(size_of_all(given_)).data);
-  auto* in = static_cast<std::byte*>(came_keys_.get(size_of_all(got_)).data);
+  std::int64_t out_rows = 0;
+  for (const std::vector<Run>& given : given_) out_rows += rows_of(given);
+  auto* out = static_cast<std::byte*>(sent_keys_.get(keys.bytes(out_rows)).data);
+  auto* in = static_cast<std::byte*>(came_keys_.get(keys.bytes(keys_)).data);
   std::vector<std::span<const std::byte>> sent;
   std::vector<std::span<std::byte>> came;
-  for (int r = 0; r < ranks_; ++r) {
-    const std::vector<Run>& given = given_[static_cast<std::size_t>(r)];
-    const std::int64_t rows = r == rank_ ? 0 : rows_of(given);
+  for (std::size_t r = 0; r < given_.size(); ++r) {
+    const std::int64_t rows = rows_of(given_[r]);
     std::int64_t at = 0;
-    if (r != rank_) {
-      for (const Run& run : given) {
-        copy_rows({call.k, run.local}, {keys.k(out, rows), at}, run.count);
-        copy_rows({call.v, run.local}, {keys.v(out, rows), at}, run.count);
-        at += run.count;
-      }
+    for (const Run& run : given_[r]) {
+      copy_rows({call.k, run.local}, {keys.k(out, rows), at}, run.count);
+      copy_rows({call.v, run.local}, {keys.v(out, rows), at}, run.count);
+      at += run.count;
     }
     sent.emplace_back(out, keys.bytes(rows));
     out += sent.back().size();
-    came.emplace_back(in, r == rank_ ? 0 : keys.bytes(rows_of(got_[static_cast<std::size_t>(r)])));
+    came.emplace_back(in, keys.bytes(rows_of(got_[r])));
     in += came.back().size();
   }
   communicator_.all_to_all(sent, came, "needed keys sent");
   void* const ordered = ordered_keys_.get(keys.bytes(keys_)).data;
   k = keys.k(ordered, keys_);
   v = keys.v(ordered, keys_);
-  for (int r = 0; r < ranks_; ++r) {
-    const std::vector<Run>& got = got_[static_cast<std::size_t>(r)];
-    std::byte* const part_of_rank = came[static_cast<std::size_t>(r)].data();
-    const std::int64_t rows = rows_of(got);
+  for (std::size_t r = 0; r < got_.size(); ++r) {
+    const std::int64_t rows = rows_of(got_[r]);
     std::int64_t at = 0;
-    for (const Run& run : got) {
-      const TensorView from_k = r == rank_ ? call.k : keys.k(part_of_rank, rows);
-      const TensorView from_v = r == rank_ ? call.v : keys.v(part_of_rank, rows);
-      const std::int64_t from = r == rank_ ? run.local : at;
-      copy_rows({from_k, from}, {k, run.begin, run.step}, run.count);
-      copy_rows({from_v, from}, {v, run.begin, run.step}, run.count);
+    for (const Run& run : got_[r]) {
+      copy_rows({keys.k(came[r].data(), rows), at}, {k, run.begin, run.step}, run.count);
+      copy_rows({keys.v(came[r].data(), rows), at}, {v, run.begin, run.step}, run.count);
       at += run.count;
     }
   }
@@ -286,9 +275,9 @@ std::span<float> SchemeOfKeys::gather_key_gradients(const Call& call, std::span<
 std::span<float> SchemeOfKeys::return_key_gradients(const Call& call, std::span<float> share) {
   const KeyBlock block = call.gradients();
   const TensorView dk = block.k(share.data(), keys_), dv = block.v(share.data(), keys_);
-  std::int64_t out_rows = 0, in_rows = 0;
-  for (std::size_t r = 0; r < got_.size(); ++r) out_rows += rows_of(got_[r]), in_rows += rows_of(given_[r]);
-  float* out = parts_.get(block.elements(out_rows)).data();
+  std::int64_t in_rows = 0;
+  for (const std::vector<Run>& given : given_) in_rows += rows_of(given);
+  float* out = parts_.get(block.elements(keys_)).data();
   float* in = came_gradients_.get(block.elements(in_rows)).data();
   std::vector<std::span<const std::byte>> sent;
   std::vector<std::span<std::byte>> came;
