@@ -44,7 +44,7 @@ struct KeyRows {
 std::vector<KeyRows> key_rows(const Plan& plan, Scheme scheme) {
   const int ranks = plan.problem().ranks;
   std::vector<KeyRows> out(static_cast<std::size_t>(ranks));
-  std::vector<std::vector<Run>> own;
+  std::vector<Run> all;  // their waves are whose they are
   for (int rank = 0; rank < ranks; ++rank) {
     KeyRows& rows = out[static_cast<std::size_t>(rank)];
     if (scheme == Scheme::gather) {
@@ -55,24 +55,23 @@ std::vector<KeyRows> key_rows(const Plan& plan, Scheme scheme) {
       const auto held = [&](int step) { return number(plan.rows((rank - step + ranks) % ranks)); };
       for (int step = 1; step <= plan.ring_hops(); ++step) rows.keys += held(step - 1), rows.gradients += held(step);
     } else {
-      own.push_back(plan.runs(rank));
-      std::ranges::sort(own.back(), {}, &Run::begin);
+      for (Run run : plan.runs(rank)) {
+        run.wave = rank;
+        all.push_back(run);
+      }
     }
   }
-  if (scheme != Scheme::needed) return out;
-  for (int to = 0; to < ranks; ++to) {
-    const std::vector<Run> needed = plan.needed_keys(to);
-    for (int from = 0; from < ranks; ++from) {
-      if (from == to) continue;
-      double sent = 0;
-      for (const Run& keys : needed) {
-        for (const Run& run : inside(own[static_cast<std::size_t>(from)], keys.begin, keys.begin + keys.count)) {
-          sent += number(run.count);
-        }
+  std::ranges::sort(all, {}, &Run::begin);
+  for (int to = 0; scheme == Scheme::needed && to < ranks; ++to) {
+    KeyRows& receiver = out[static_cast<std::size_t>(to)];
+    for (const Run& keys : plan.needed_keys(to)) {
+      for (const Run& run : inside(all, keys.begin, keys.begin + keys.count)) {
+        if (run.wave == to) continue;
+        KeyRows& sender = out[static_cast<std::size_t>(run.wave)];
+        const double rows = number(run.count);
+        sender.keys += rows, sender.gradients_got += rows;
+        receiver.keys_got += rows, receiver.gradients += rows;
       }
-      KeyRows &sender = out[static_cast<std::size_t>(from)], &receiver = out[static_cast<std::size_t>(to)];
-      sender.keys += sent, sender.gradients_got += sent;
-      receiver.keys_got += sent, receiver.gradients += sent;
     }
   }
   return out;
@@ -127,8 +126,16 @@ Seconds seconds_of_keys(const Plan& plan, Scheme scheme) {
   return scheme == Scheme::ring ? seconds_of_ring(plan) : seconds_at_once(plan, scheme);
 }
 
+// The first of those that take the least time. Each is predicted once: a ring of many ranks takes long.
+template <class Predict>
+Scheme fastest(std::span<const Scheme> schemes, const Predict& predict) {
+  std::vector<double> seconds;
+  for (const Scheme scheme : schemes) seconds.push_back(predict(scheme).both());
+  return schemes[static_cast<std::size_t>(std::ranges::min_element(seconds) - seconds.begin())];
+}
+
 Scheme best_of_keys(const Plan& plan) {
-  return std::ranges::min(kKeySchemes, {}, [&](Scheme scheme) { return seconds_of_keys(plan, scheme).both(); });
+  return fastest(kKeySchemes, [&](Scheme scheme) { return seconds_of_keys(plan, scheme); });
 }
 
 // Of a row, the bytes of what goes to a rank with these heads, and of what comes back from it.
@@ -267,8 +274,8 @@ Scheme Plan::chosen() const {
   // 2d of groups of one rank, or of all, is one of the others.
   const int size = ulysses(Scheme::two_dimensional);
   const bool two = 1 < size && size < problem_.ranks;
-  return std::ranges::min(std::span(kSchemes).first(two ? 5 : 4), {},
-                          [&](Scheme scheme) { return seconds_of_scheme(*this, scheme).both(); });
+  return fastest(std::span(kSchemes).first(two ? 5 : 4),
+                 [&](Scheme scheme) { return seconds_of_scheme(*this, scheme); });
 }
 
 }  // namespace heddle::distributed
