@@ -38,9 +38,11 @@ class Transfer:
 class Ranks:
     """The ranks of a group, one of which this process is. Every rank makes the same calls in the same order."""
 
-    def __init__(self, operation: str, plan: Plan, group: dist.ProcessGroup | None, timeout: float | None) -> None:
+    def __init__(
+        self, operation: str, plan: Plan | None, group: dist.ProcessGroup | None, timeout: float | None
+    ) -> None:
         self.operation = operation
-        self._digest = plan.digest
+        self._of_plan = "" if plan is None else f", plan {plan.digest}"
         self.timeout = None if timeout is None else timedelta(seconds=timeout)
         if timeout is not None and not timeout > 0:
             raise ValueError(
@@ -53,12 +55,12 @@ class Ranks:
             self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
             if self.rank < 0:
                 raise ValueError(f"[{operation}] this process is not in the group")
-        elif plan.ranks > 1:
+        elif plan is not None and plan.ranks > 1:
             raise ValueError(
                 f"[{operation}] the plan is for {plan.ranks} ranks and torch.distributed has no process group: call "
                 "init_process_group, or give a group"
             )
-        if self.size != plan.ranks:
+        if plan is not None and self.size != plan.ranks:
             raise ValueError(f"[{operation}] the plan is for {plan.ranks} ranks and the group has {self.size}")
 
     def start(self, moves: Sequence[tuple[torch.Tensor, int, torch.Tensor, int]], what: str) -> Transfer:
@@ -125,7 +127,7 @@ class Ranks:
 
     def lost(self, what: str, whom: str, error: Exception) -> RuntimeError:
         within = "" if self.timeout is None else f", within {self.timeout.total_seconds():g} s"
-        return RuntimeError(f"[{self.operation}] {what}: rank {self.rank} {whom}{within}, plan {self._digest}: {error}")
+        return RuntimeError(f"[{self.operation}] {what}: rank {self.rank} {whom}{within}{self._of_plan}: {error}")
 
     def _others(self) -> list[int]:
         """Nearest first, so that not all ranks send to the same one at once."""
