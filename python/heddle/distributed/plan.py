@@ -57,12 +57,14 @@ class SchemeCost(NamedTuple):
 class Plan:
     """Which rank has which rows; made by ``plan``. The same arguments give the same plan, on every rank."""
 
-    def __init__(self, native: _heddle.ShardPlan, rows: int, ranks: int, order: str) -> None:
+    def __init__(self, native: _heddle.ShardPlan, rows: int, ranks: int, order: str, is_causal: bool | None) -> None:
         self._native = native
         #: Rows of all ranks together, and how many ranks there are.
         self.rows = rows
         self.ranks = ranks
         self.order = order
+        #: Whether rows attend no key behind them; None of areas, of which each says that for itself.
+        self.is_causal = is_causal
         self._chosen: str | None = None
         self._kept: dict[Any, Any] = {}  # what was made of the plan, for the functions of this package
 
@@ -175,6 +177,7 @@ def plan(
     Sources: Liu, Zaharia and Abbeel, arXiv 2310.01889; Brandon et al., arXiv 2311.09431; Dubey et al., arXiv 2407.21783.
     """
     left, right = pair(window)
+    given = [] if areas is None else [_area(n, area) for n, area in enumerate(areas)]
     sizes = {
         "batch": batch,
         "heads": heads,
@@ -191,11 +194,11 @@ def plan(
         window_left=left,
         window_right=right,
         cu_seqlens=[] if cu_seqlens is None else [_integer("cu_seqlens", end) for end in cu_seqlens],
-        areas=[] if areas is None else [_area(n, area) for n, area in enumerate(areas)],
+        areas=given,
         order=order,
         costs=tuple(costs or Costs()),
     )
-    return Plan(native, rows, ranks, order)
+    return Plan(native, rows, ranks, order, None if given else causal_code(causal) != 0)
 
 
 def _integer(name: str, value: Any) -> int:
