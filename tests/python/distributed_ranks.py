@@ -295,14 +295,14 @@ def main(out, worlds):
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     context = multiprocessing.get_context("fork")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
         started = {}
         for name, (ranks, checks) in worlds.items():
             place = Path(folder, name)
             place.mkdir()
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                port = free.getsockname()[1]
             started[name] = [
                 context.Process(target=run_rank, args=(rank, ranks, checks, place, port)) for rank in range(ranks)
             ]

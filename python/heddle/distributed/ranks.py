@@ -89,14 +89,15 @@ class Ranks:
         return parts
 
     def reduce_scatter(self, parts: Sequence[torch.Tensor], what: str) -> torch.Tensor:
-        """Of what every rank has for this one, rank 0's part + rank 1's + ..., in this order whatever comes first."""
+        """Of what every rank has for this one, rank 0's part + rank 1's + ..., in this order whatever comes first; parts of 16 bits are
+        summed in float32 and rounded once."""
         own = parts[self.rank]
         came = [own if r == self.rank else torch.empty_like(own) for r in range(self.size)]
         self.start([(parts[r], r, came[r], r) for r in self._others()], what).wait()
-        total = came[0].clone()
+        total = came[0].to(torch.promote_types(own.dtype, torch.float32), copy=True)
         for share in came[1:]:
             total += share
-        return total
+        return total.to(own.dtype)
 
     def all_reduce(self, x: torch.Tensor, what: str) -> torch.Tensor:
         """Rank 0's x + rank 1's + ..., in this order, the same bits on every rank."""
