@@ -10,6 +10,7 @@ import distributed_ranks  # noqa: E402
 import heddle.distributed as hd  # noqa: E402
 import sdpa_ranks  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 _CASES = [(world, name) for world, (_, checks) in sdpa_ranks.worlds().items() for name in checks]
 
@@ -47,6 +48,14 @@ def _call(*x, plan=_full, **options):
 def _no_call():
     with hd.sdpa(_full):
         torch.softmax(_x @ _x.mT, -1) @ _x
+
+
+def test_what_is_traced_is_refused():
+    with (
+        FakeTensorMode() as mode,
+        pytest.raises(RuntimeError, match="torch.compile and torch.export do not trace attention over"),
+    ):
+        _call(*[mode.from_tensor(_x)] * 3)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Layers and blocks that processes share. tensor_ranks.py runs them; here stands what came of each case, and what needs no process."""
 
+import copy
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -34,6 +36,14 @@ def test_one_process_needs_no_group(sequence_parallel):
     block.qkv.weight.data.zero_()
     assert share.qkv.weight.abs().max() > 0  # a copy
     assert "rank 0 of 1" in repr(share)
+    again = copy.deepcopy(share)
+    with pytest.raises(
+        ValueError, match="layer 'down' is a RowParallelLinear, a rank's share: quantise the whole before"
+    ):
+        heddle.nn.quantize_model(again, {"down": "int8_row"})
+    again.down.quantize("int8_row")
+    assert again.down.format == "int8_row" and share.down.format is None
+    assert (again(x) - share(x)).abs().max() < 0.05
 
 
 def test_what_is_frozen_stays_so():

@@ -6,6 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from .attention import attention
 from .plan import Plan
@@ -55,7 +56,8 @@ def sdpa(
       ValueError: by the call of attention, before anything is sent: what a call says that the plan does not, or what
         ``heddle.distributed.attention`` refuses.
       RuntimeError: at the end of a ``with`` in which no call was made: a model with another attention would have attended its own rows
-        alone. Also what ``heddle.distributed.attention`` raises.
+        alone, as one does that torch.compile traced before. By the call of attention: where torch.compile traces it, and what
+        ``heddle.distributed.attention`` raises.
     """
     if not isinstance(plan, Plan):
         raise TypeError(f"[{_NAME}] plan is a {type(plan).__name__}: it must be of heddle.distributed.plan")
@@ -96,6 +98,10 @@ class SDPA:
         enable_gqa: bool = False,
     ) -> torch.Tensor:
         plan = self._plan
+        if isinstance(query, FakeTensor):
+            raise NotImplementedError(
+                f"[{_NAME}] torch.compile and torch.export do not trace attention over several processes"
+            )
         if attn_mask is not None:
             raise ValueError(
                 f"[{_NAME}] attn_mask is given, {list(attn_mask.shape)}: the plan says which rows attend which, and a mask of this rank's "

@@ -27,6 +27,10 @@ class Shared:
         self.rank, self.size = self.ranks.rank, self.ranks.size
         self.sequence_parallel = sequence_parallel
 
+    def __deepcopy__(self, memo: Any) -> Shared:
+        """Copies of a layer are shared by the same ranks."""
+        return self
+
     def entered(self, x: torch.Tensor) -> torch.Tensor:
         """All rows, of those that this rank has between layers; backward, the sum over ranks of these rows' gradients."""
         self._agree("x", x)

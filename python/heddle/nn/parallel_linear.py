@@ -33,7 +33,7 @@ def unit_of_columns(layer: Linear) -> int:
     return many // (scales if scales > 1 else codes)
 
 
-class _ParallelLinear(Linear):
+class ParallelLinear(Linear):
     """A share of a layer: its options, and a part of its weights, copied."""
 
     def __init__(self, layer: Linear, shared: Shared) -> None:
@@ -75,7 +75,7 @@ def _as_linear(layer: Any, operation: str) -> Linear:
     return layer if isinstance(layer, Linear) else Linear.from_linear(layer)
 
 
-class ColumnParallelLinear(_ParallelLinear):
+class ColumnParallelLinear(ParallelLinear):
     """Some outputs of a linear layer, the others on the other ranks: y_r = activation(x W_rᵀ + bias_r).
 
     Every rank has all of x, and the gradient of x is summed over ranks, in their order; with sequence_parallel every rank has as many
@@ -130,7 +130,7 @@ class ColumnParallelLinear(_ParallelLinear):
         return super().forward(self._shared.entered(x if norm is None else norm(x)), residual=residual)
 
 
-class RowParallelLinear(_ParallelLinear):
+class RowParallelLinear(ParallelLinear):
     """A linear layer some of whose inputs each rank has: y = Σ_r x_r W_rᵀ + bias.
 
     The sum is made in float32, in the order of ranks, of products of x's dtype, and rounded once; every rank gets it, with
