@@ -4,12 +4,15 @@ usage: tensor_ranks.py RESULTS.json
 """
 
 import copy
+import os
 import sys
+import time
 from dataclasses import dataclass, field
 
 import distributed_ranks
 import heddle.nn
 import torch
+import torch.distributed as dist
 from distributed_ranks import SECONDS
 from heddle.nn import ColumnParallelLinear, RowParallelLinear, TensorParallelBlock, TransformerBlock
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
@@ -164,6 +167,24 @@ def check_refusals(rank, ranks):
             raise AssertionError(text)
 
 
+def check_lost(rank, ranks):
+    """The last rank is gone before the backward; the others are told there."""
+    share = TensorParallelBlock(TransformerBlock(32, ranks, 48), timeout=20)
+    out = share(torch.randn(1, 4, 32))
+    dist.barrier()
+    if rank == ranks - 1:
+        os._exit(0)
+    begin = time.monotonic()
+    try:
+        out.sum().backward()
+    except RuntimeError as error:
+        assert str(error).startswith(f"[nn.ColumnParallelLinear] gradients summed: rank {rank} "), error
+        assert f"rank {ranks - 1}, within 20 s" in str(error), error
+    else:
+        raise AssertionError("nothing was said")
+    assert time.monotonic() - begin < 15
+
+
 def check_pipeline(rank, ranks):
     """1F1B by torch's pipelining, a stage of heddle.nn's blocks on each rank, the second in 8 bits, against one process."""
     torch.manual_seed(13)
@@ -193,7 +214,11 @@ def check_pipeline(rank, ranks):
 def worlds():
     checks = {case.name: (check_block, (case,)) for case in cases()}
     checks |= {"layers": (check_layers, ()), "refusals": (check_refusals, ()), "disagreement": (check_disagreement, ())}
-    worlds = {"2": (2, checks | {"pipeline": (check_pipeline, ())}), "3": (3, checks)}
+    worlds = {
+        "2": (2, checks | {"pipeline": (check_pipeline, ())}),
+        "3": (3, checks),
+        "dead": (2, {"lost": (check_lost, ())}),
+    }
     for name, heading in (("page_blocks", "## Blocks over ranks"), ("page_stages", "## Blocks in stages")):
         worlds[name] = (2, {"page": (distributed_ranks.check_page, (heading,))})
     return worlds
