@@ -50,6 +50,7 @@ PAGES: dict[str, tuple[str, list[tuple[str, str, list[str]]]]] = {
         "heddle.nn: torch modules",
         [
             ("Modules", "heddle.nn", ["Linear", "TransformerBlock", "NativeSparseAttention", "BlockCompression"]),
+            ("Split over ranks", "heddle.nn", ["ColumnParallelLinear", "RowParallelLinear", "TensorParallelBlock"]),
             ("Adaptive sparse attention", "heddle.nn", ["ASAMConfig", "ASAMLayer", "ASAMEncoder", "AdaptiveGate", "EfficientASAMLayer", "FlashASAMLayer", "HybridASAM"]),
             ("Precision of a model", "heddle.nn", ["quantize_model", "load_quantized", "linear_layers", "weights_report", "WeightsReport", "StoredWeight", "Policy", "choose_policy", "PolicyReport", "calibrate", "CalibrationReport", "LayerCalibration"]),
             ("An early study's names", "heddle.nn", ["FlashAttention", "FP4Codec", "FusedFP4Linear", "OptimizedTransformerBlock"]),

@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import re
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -276,17 +277,37 @@ def check_lost(scheme, slow, rank, ranks):
     assert f"rank {ranks - 1}, within" in text or scheme in ("ring", "2d"), text
 
 
-def check_page(rank, ranks):
-    """The example of docs/distributed.md, as torchrun starts it, prints what it says."""
+def check_page(heading, rank, ranks):
+    """The first example behind a heading of docs/distributed.md, as torchrun starts it, prints what it says."""
     page = Path(__file__).parents[2] / "docs" / "distributed.md"
     if not page.exists():  # the tests without the sources
         return
-    block = re.search(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)[1]
+    text = page.read_text(encoding="utf-8")
+    behind = text.split(f"\n{heading}\n", 1)[1] if heading else text
+    block = re.search(r"^```python\n(.*?)^```", behind, re.MULTILINE | re.DOTALL)[1]
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(compile(block, "docs/distributed.md", "exec"), {})
     wanted = re.findall(r"^ *print\(.*\)  # (.*)$", block, re.MULTILINE) if rank == 0 else []
     assert printed.getvalue().splitlines() == wanted and (wanted or rank), printed.getvalue()
+
+
+def results_of(program, out):
+    """What came of the cases of a program such as this one: {world: [of each rank {case: "ok", or what went wrong}]}"""
+    path = os.pathsep.join(filter(None, [str(Path(heddle.__file__).parents[1]), os.environ.get("PYTHONPATH")]))
+    environment = os.environ | {"PYTHONPATH": path}
+    run = subprocess.run(
+        [sys.executable, program, str(out)], env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert run.returncode == 0, run.stderr
+    return json.loads(out.read_text())
+
+
+def check_world(results, world, name):
+    said = [of_rank.get(name, "nothing") for of_rank in results[world]]
+    if world.startswith(("dead", "slow")):
+        assert said.pop() == "nothing"  # the rank that is lost
+    assert said == ["ok"] * len(said), "\n".join(said)
 
 
 def worlds():
@@ -297,7 +318,7 @@ def worlds():
         "3": (3, of_cases | {"disagreement": (check_disagreement, ()), "subgroup": (check_subgroup, ())}),
     }
     out["1"], out["4"], out["8"] = (1, of_cases), (4, of_cases), (8, of_cases)
-    out["page"] = (2, {"page": (check_page, ())})
+    out["page"] = (2, {"page": (check_page, ("",))})
     for scheme in EXCHANGES:
         for slow in (False, True):
             name = f"{'slow' if slow else 'dead'}_{scheme}"
@@ -324,19 +345,20 @@ def run_rank(rank, ranks, checks, folder, port):
     os._exit(0)  # a group that has lost a rank cannot be taken down
 
 
-def main(out):
+def main(out, worlds):
+    """worlds: as worlds() gives them."""
     os.environ["HEDDLE_NUM_THREADS"] = "1"
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     context = multiprocessing.get_context("fork")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
         started = {}
-        for name, (ranks, checks) in worlds().items():
+        for name, (ranks, checks) in worlds.items():
             place = Path(folder, name)
             place.mkdir()
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                port = free.getsockname()[1]
             started[name] = [
                 context.Process(target=run_rank, args=(rank, ranks, checks, place, port)) for rank in range(ranks)
             ]
@@ -356,4 +378,4 @@ def main(out):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], worlds())

@@ -1,12 +1,6 @@
 """Attention over several processes. distributed_ranks.py runs them, all at once; here stands what came of each case, and what needs no
 process."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -23,20 +17,12 @@ _CASES = [(world, name) for world, (_, checks) in distributed_ranks.worlds().ite
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    out = tmp_path_factory.mktemp("ranks") / "results.json"
-    path = os.pathsep.join(filter(None, [str(Path(heddle.__file__).parents[1]), os.environ.get("PYTHONPATH")]))
-    command = [sys.executable, distributed_ranks.__file__, str(out)]
-    run = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=600)
-    assert run.returncode == 0, run.stderr
-    return json.loads(out.read_text())
+    return distributed_ranks.results_of(distributed_ranks.__file__, tmp_path_factory.mktemp("ranks") / "results.json")
 
 
 @pytest.mark.parametrize(("world", "name"), _CASES)
 def test_ranks_are_one_process(results, world, name):
-    said = [of_rank.get(name, "nothing") for of_rank in results[world]]
-    if world.startswith(("dead", "slow")):
-        assert said.pop() == "nothing"  # the rank that is lost
-    assert said == ["ok"] * len(said), "\n".join(said)
+    distributed_ranks.check_world(results, world, name)
 
 
 def test_shards_are_the_whole():

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from ..hosts import torch as _needs_torch  # noqa: F401
 from .attention import attention
+from .decode import decode
 from .plan import Costs, Plan, Run, SchemeCost, plan
+from .sdpa import SDPA, sdpa
 from .shards import shard, unshard
 
-__all__ = ["Costs", "Plan", "Run", "SchemeCost", "attention", "plan", "shard", "unshard"]
+__all__ = ["SDPA", "Costs", "Plan", "Run", "SchemeCost", "attention", "decode", "plan", "sdpa", "shard", "unshard"]
 
 
 def __dir__() -> list[str]:

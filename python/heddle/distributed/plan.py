@@ -57,12 +57,14 @@ class SchemeCost(NamedTuple):
 class Plan:
     """Which rank has which rows; made by ``plan``. The same arguments give the same plan, on every rank."""
 
-    def __init__(self, native: _heddle.ShardPlan, rows: int, ranks: int, order: str) -> None:
+    def __init__(self, native: _heddle.ShardPlan, rows: int, ranks: int, order: str, is_causal: bool | None) -> None:
         self._native = native
         #: Rows of all ranks together, and how many ranks there are.
         self.rows = rows
         self.ranks = ranks
         self.order = order
+        #: Whether rows attend no key behind them; None of areas, of which each says that for itself.
+        self.is_causal = is_causal
         self._chosen: str | None = None
         self._kept: dict[Any, Any] = {}  # what was made of the plan, for the functions of this package
 
@@ -143,7 +145,7 @@ class Plan:
     def grouped(self, size: int) -> Plan:
         """The plan in which each ``size`` ranks, one after the other, are one, with all their rows; size divides the ranks."""
         native = self._native.grouped(_integer("size", size))
-        return Plan(native, self.rows, self.ranks // size, self.order)
+        return Plan(native, self.rows, self.ranks // size, self.order, self.is_causal)
 
     def _keep(self, key: Any, make: Any) -> Any:
         if key not in self._kept:
@@ -195,6 +197,7 @@ def plan(
     al., arXiv 2309.14509; Fang and Zhao, arXiv 2405.07719.
     """
     left, right = pair(window)
+    given = [] if areas is None else [_area(n, area) for n, area in enumerate(areas)]
     sizes = {
         "batch": batch,
         "heads": heads,
@@ -211,12 +214,12 @@ def plan(
         window_left=left,
         window_right=right,
         cu_seqlens=[] if cu_seqlens is None else [_integer("cu_seqlens", end) for end in cu_seqlens],
-        areas=[] if areas is None else [_area(n, area) for n, area in enumerate(areas)],
+        areas=given,
         order=order,
         ulysses=0 if ulysses is None else _integer("ulysses", ulysses),
         costs=tuple(costs or Costs()),
     )
-    return Plan(native, rows, ranks, order)
+    return Plan(native, rows, ranks, order, None if given else causal_code(causal) != 0)
 
 
 def _integer(name: str, value: Any) -> int:

@@ -39,9 +39,11 @@ class Transfer:
 class Ranks:
     """The ranks of a group, one of which this process is. Every rank makes the same calls in the same order."""
 
-    def __init__(self, operation: str, plan: Plan, group: dist.ProcessGroup | None, timeout: float | None) -> None:
+    def __init__(
+        self, operation: str, plan: Plan | None, group: dist.ProcessGroup | None, timeout: float | None
+    ) -> None:
         self.operation = operation
-        self._digest = plan.digest
+        self._of_plan = "" if plan is None else f", plan {plan.digest}"
         self.timeout = None if timeout is None else timedelta(seconds=timeout)
         if timeout is not None and not timeout > 0:
             raise ValueError(
@@ -55,12 +57,12 @@ class Ranks:
             self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
             if self.rank < 0:
                 raise ValueError(f"[{operation}] this process is not in the group")
-        elif plan.ranks > 1:
+        elif plan is not None and plan.ranks > 1:
             raise ValueError(
                 f"[{operation}] the plan is for {plan.ranks} ranks and torch.distributed has no process group: call "
                 "init_process_group, or give a group"
             )
-        if self.size != plan.ranks:
+        if plan is not None and self.size != plan.ranks:
             raise ValueError(f"[{operation}] the plan is for {plan.ranks} ranks and the group has {self.size}")
         self._members = range(self.size)
 
@@ -102,12 +104,14 @@ class Ranks:
         return came
 
     def reduce_scatter(self, parts: Sequence[torch.Tensor], what: str) -> torch.Tensor:
-        """Of what every rank has for this one, rank 0's part + rank 1's + ..., in this order whatever comes first."""
-        came = self.all_to_all(parts, [parts[self.rank].numel()] * self.size, what)
-        total = came[0].clone()
+        """Of what every rank has for this one, rank 0's part + rank 1's + ..., in this order whatever comes first; parts of 16 bits are
+        summed in float32 and rounded once."""
+        own = parts[self.rank]
+        came = self.all_to_all([part.flatten() for part in parts], [own.numel()] * self.size, what)
+        total = came[0].to(torch.promote_types(own.dtype, torch.float32), copy=True)
         for share in came[1:]:
             total += share
-        return total
+        return total.to(own.dtype).view_as(own)
 
     def all_reduce(self, x: torch.Tensor, what: str) -> torch.Tensor:
         """Rank 0's x + rank 1's + ..., in this order, the same bits on every rank."""
@@ -138,9 +142,8 @@ class Ranks:
 
     def lost(self, what: str, whom: str, error: Exception) -> RuntimeError:
         within = "" if self.timeout is None else f", within {self.timeout.total_seconds():g} s"
-        return RuntimeError(
-            f"[{self.operation}] {what}: rank {self._members[self.rank]} {whom}{within}, plan {self._digest}: {error}"
-        )
+        rank = self._members[self.rank]
+        return RuntimeError(f"[{self.operation}] {what}: rank {rank} {whom}{within}{self._of_plan}: {error}")
 
     def _others(self) -> list[int]:
         """Nearest first, so that not all ranks send to the same one at once."""

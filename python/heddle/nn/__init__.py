@@ -23,6 +23,8 @@ from .calibration import CalibrationReport, LayerCalibration, calibrate
 from .choice import PolicyReport, choose_policy
 from .linear import Linear
 from .native_sparse_attention import NativeSparseAttention
+from .parallel_block import TensorParallelBlock
+from .parallel_linear import ColumnParallelLinear, RowParallelLinear
 from .policy import Policy, linear_layers, load_quantized, quantize_model
 from .report import StoredWeight, WeightsReport, weights_report
 from .study import FlashAttention, FusedFP4Linear, OptimizedTransformerBlock
@@ -37,6 +39,7 @@ __all__ = [
     "AdaptiveGate",
     "BlockCompression",
     "CalibrationReport",
+    "ColumnParallelLinear",
     "EfficientASAMLayer",
     "FP4Codec",
     "FlashASAMLayer",
@@ -49,7 +52,9 @@ __all__ = [
     "OptimizedTransformerBlock",
     "Policy",
     "PolicyReport",
+    "RowParallelLinear",
     "StoredWeight",
+    "TensorParallelBlock",
     "TransformerBlock",
     "WeightsReport",
     "calibrate",

@@ -186,10 +186,15 @@ class Linear(StoredWeights):
     ) -> torch.Tensor:
         """norm: a module that is applied to x first; a LayerNorm or RMSNorm over K is part of the same call. residual: as
         y."""
+        return self._product(x, self.bias, norm, residual)
+
+    def _product(
+        self, x: torch.Tensor, bias: torch.Tensor | None, norm: nn.Module | None, residual: torch.Tensor | None
+    ) -> torch.Tensor:
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         if self.format is None:
-            y = self._in_floats(x if norm is None else norm(x))
+            y = self._in_floats(x if norm is None else norm(x), bias)
             return y if residual is None else y + residual
         arguments = norm_arguments(norm, self.in_features, x.dtype)
         if x.is_cuda and norm is not None and self.in_features % 8 != 0:  # no kernel has a norm over such rows
@@ -212,7 +217,7 @@ class Linear(StoredWeights):
             x,
             self._packed_weights(x.dtype),
             activation=self.activation,
-            bias=None if self.bias is None else self.bias.to(x.dtype),
+            bias=None if bias is None else bias.to(x.dtype),
             residual=residual if inside else None,
             int8_x=self.int8_x,
             **arguments,
@@ -221,9 +226,9 @@ class Linear(StoredWeights):
             y = y.reshape(*lead, y.shape[-1])
         return y if residual is None or inside else y + residual
 
-    def _in_floats(self, x: torch.Tensor) -> torch.Tensor:
+    def _in_floats(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         z = F.linear(x.to(self.weight.dtype), self.weight).to(x.dtype)
-        return _ACTIVATE[self.activation](z if self.bias is None else z + self.bias.to(x.dtype))
+        return _ACTIVATE[self.activation](z if bias is None else z + bias.to(x.dtype))
 
     def extra_repr(self) -> str:
         words = [f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"]

@@ -12,6 +12,7 @@ from torch import nn
 from .. import _heddle
 from ..lowbit.tensor import FORMATS, RULES, default_rule, quantize
 from .linear import Linear
+from .parallel_linear import ParallelLinear
 from .weights import refuse_x
 
 if TYPE_CHECKING:
@@ -169,6 +170,11 @@ def converted(
     """Another layer, which shares what floats it keeps. pack: now, or by its first call. empty: on the meta device, of a
     layer there, for a loader that brings what its state has."""
     options: dict[str, Any] = {}
+    if isinstance(layer, ParallelLinear):
+        raise ValueError(
+            f"[quantize_model] layer '{name}' is a {type(layer).__name__}, a rank's share: quantise the whole before it is split, or "
+            "call the layer's own quantize()"
+        )
     if isinstance(layer, Linear):
         options = {name: getattr(layer, name) for name in ("activation", "int8_x", "fp8_x", "keep_16bit")}
     weights, x = weights_and_x(format)

@@ -1,0 +1,175 @@
+"""torch's scaled_dot_product_attention over the ranks of a group, for models that stay as they are."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from .attention import attention
+from .plan import Plan
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+    from typing_extensions import Self
+
+    from .plan import SchemeName
+
+_NAME = "distributed.sdpa"
+
+
+def sdpa(
+    plan: Plan,
+    *,
+    group: dist.ProcessGroup | None = None,
+    scheme: SchemeName = "auto",
+    timeout: float | None = None,
+) -> SDPA:
+    """Has an unchanged model's ``torch.nn.functional.scaled_dot_product_attention`` calls computed over all ranks of a group.
+
+    >>> with heddle.distributed.sdpa(plan):
+    ...     loss = model(heddle.distributed.shard(tokens, plan, rank), ...)  # positions: plan.position_ids(rank)
+    ...     loss.backward()
+
+    Inside of the ``with``, in this thread, every such call is ``heddle.distributed.attention`` over the plan: each rank's model works on
+    its own rows, and attention is that of the whole, with gradients. The plan says who attends whom. What a call says otherwise is
+    refused. query, key and value are [B, H, S, E], S this rank's rows of the plan, of one float dtype on the CPU (``torch.autocast``
+    casts them), key and value of fewer heads with enable_gqa. is_causal is as the plan's causal is, True for "top_left" and
+    "bottom_right"; for a rank of one row, or a plan of areas, it may be either. There is no attn_mask and no dropout_p: a model that
+    makes a mask of position_ids has to be kept from it (docs/distributed.md has how).
+
+    A backward may come after the end, unless the model computes parts of itself again there (checkpointing): outside, these would call
+    torch's own.
+
+    Args:
+      plan, group, scheme, timeout: as of ``heddle.distributed.attention``.
+
+    Returns:
+      an SDPA, for one ``with`` after the other. Inside of another one, it is the inner one that serves.
+
+    Raises:
+      TypeError: what is no plan.
+      ValueError: by the call of attention, before anything is sent: what a call says that the plan does not, or what
+        ``heddle.distributed.attention`` refuses.
+      RuntimeError: at the end of a ``with`` in which no call was made: a model with another attention would have attended its own rows
+        alone, as one does that torch.compile traced before. By the call of attention: where torch.compile traces it, and what
+        ``heddle.distributed.attention`` raises.
+    """
+    if not isinstance(plan, Plan):
+        raise TypeError(f"[{_NAME}] plan is a {type(plan).__name__}: it must be of heddle.distributed.plan")
+    return SDPA(plan, {"group": group, "scheme": scheme, "timeout": timeout})
+
+
+class SDPA:
+    """What ``sdpa`` returns, for a ``with``."""
+
+    def __init__(self, plan: Plan, options: dict[str, Any]) -> None:
+        self._plan, self._options = plan, options
+        self._served = 0
+
+    def __enter__(self) -> Self:
+        self._served = 0
+        _stand_in()
+        _inside().append(self)
+        return self
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        _inside().remove(self)
+        _give_back()
+        if kind is None and self._served == 0:
+            raise RuntimeError(
+                f"[{_NAME}] nothing called torch.nn.functional.scaled_dot_product_attention: if a model ran, each rank attended its own "
+                'rows alone; models of transformers call it with attn_implementation="sdpa"'
+            )
+
+    def attention(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        plan = self._plan
+        if isinstance(query, FakeTensor):
+            raise NotImplementedError(
+                f"[{_NAME}] torch.compile and torch.export do not trace attention over several processes"
+            )
+        if attn_mask is not None:
+            raise ValueError(
+                f"[{_NAME}] attn_mask is given, {list(attn_mask.shape)}: the plan says which rows attend which, and a mask of this rank's "
+                "rows alone says nothing about the others'"
+            )
+        if dropout_p != 0:
+            raise ValueError(f"[{_NAME}] dropout_p is {dropout_p}: attention over several processes has no dropout")
+        for name, x in (("query", query), ("key", key), ("value", value)):
+            if x.dim() != 4:
+                raise ValueError(f"[{_NAME}] {name} is {list(x.shape)}: query, key and value must be [B, H, S, E]")
+        if plan.is_causal is not None and bool(is_causal) != plan.is_causal and query.shape[2] > 1:
+            raise ValueError(
+                f"[{_NAME}] is_causal is {bool(is_causal)} and the plan's causal is {'given' if plan.is_causal else 'none'}: they must "
+                "say the same"
+            )
+        if not enable_gqa and not query.shape[1] == key.shape[1] == value.shape[1]:
+            raise ValueError(
+                f"[{_NAME}] query has {query.shape[1]} heads, key {key.shape[1]} and value {value.shape[1]}: pass enable_gqa=True to share "
+                "heads of key and value"
+            )
+        q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+        out = attention(q, k, v, plan=plan, scale=scale, **self._options).transpose(1, 2)
+        self._served += 1
+        return out
+
+
+_OPERATOR = torch.ops.aten.scaled_dot_product_attention.default
+#: Above torch's choice of a kernel and its derivatives, but for GPUs only so that their tensors are refused.
+_KEYS = ("CPU", "AutogradCPU", "CUDA", "AutogradCUDA")
+
+_lock = threading.Lock()
+_libraries: list[torch.library.Library] = []  # the one that has the operator, while there is one
+_entered = 0
+_fastpath = True  # torch's own setting, while it is off
+_of_thread = threading.local()
+
+
+def _inside() -> list[SDPA]:
+    """What this thread is inside of, the innermost last."""
+    if not hasattr(_of_thread, "inside"):
+        _of_thread.inside = []
+    inside: list[SDPA] = _of_thread.inside
+    return inside
+
+
+def _instead(*args: Any, **kwargs: Any) -> Any:
+    inside = _inside()
+    return inside[-1].attention(*args, **kwargs) if inside else _OPERATOR.decompose(*args, **kwargs)
+
+
+def _stand_in() -> None:
+    """The operator itself, rather than a function of Python, so that whoever holds the function, calls it from C++, or computes again in
+    a backward, is served. torch's TransformerEncoderLayer has a way past it for inference, which is closed meanwhile."""
+    global _entered, _fastpath
+    with _lock:
+        _entered += 1
+        if _entered > 1:
+            return
+        library = torch.library.Library("aten", "IMPL")
+        for key in _KEYS:
+            library.impl("scaled_dot_product_attention", _instead, key)
+        _libraries.append(library)
+        _fastpath = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+
+
+def _give_back() -> None:
+    global _entered
+    with _lock:
+        _entered -= 1
+        if _entered == 0:
+            _libraries.pop()._destroy()
+            torch.backends.mha.set_fastpath_enabled(_fastpath)
