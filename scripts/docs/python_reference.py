@@ -65,6 +65,10 @@ PAGES: dict[str, tuple[str, list[tuple[str, str, list[str]]]]] = {
             ("Plain versions, to compare with", "heddle.nsa", ["naive_nsa", "naive_nsa_compression", "naive_nsa_compression_varlen", "naive_nsa_with_compression"]),
         ],
     ),
+    "selection": (
+        "heddle.selection: key blocks by input",
+        [("", "heddle.selection", ["pooled", "antidiagonal", "vertical_slash"])],
+    ),
     "distributed": ("heddle.distributed: several processes", [("", "heddle.distributed", [])]),
     "compat": (
         "Other packages' names",
