@@ -19,7 +19,7 @@ PAGES: dict[str, tuple[str, list[tuple[str, str, list[str]]]]] = {
     "patterns": (
         "heddle.patterns: patterns of sparse attention",
         [
-            ("Attention", "heddle.patterns", ["attention", "Pattern", "parse", "Kept", "pack_masks"]),
+            ("Attention", "heddle.patterns", ["attention", "Pattern", "parse", "Kept", "pack_masks", "per_head", "HeadChoice"]),
             ("Patterns", "heddle.patterns", ["local", "strided", "dilated", "sink", "columns", "rows", "diagonals", "random", "a_shape", "vertical_slash", "global_tokens", "by_head"]),
         ],
     ),
