@@ -81,18 +81,20 @@ def per_head(
             raise TypeError(f"[{NAME}] a candidate is a {type(pattern).__name__}: it must be a Pattern, or a str")
         if len(pattern.expressions) != 1:
             raise ValueError(f"[{NAME}] a candidate is {pattern!r}: it must be a pattern for one head")
-    for name, x, least, most in (("error", error, 0, float("inf")), ("quantile", quantile, None, 1)):
+    for name, x in (("error", error), ("quantile", quantile)):
         if isinstance(x, bool) or not isinstance(x, (int, float)):
             raise TypeError(f"[{NAME}] {name} is {x!r}: it must be a number")
-        if not (x <= most and (x > 0 if least == 0 else x >= 0)):
-            raise ValueError(f"[{NAME}] {name} is {x}: it must be " + ("above 0" if least == 0 else "from 0 to 1"))
+    if not error > 0:
+        raise ValueError(f"[{NAME}] error is {error}: it must be above 0")
+    if not 0 <= quantile <= 1:
+        raise ValueError(f"[{NAME}] quantile is {quantile}: it must be from 0 to 1")
     rows = int_of("rows", rows, 1)
     if len(q.shape) != 4 or 0 in q.shape[:3]:
         raise ValueError(
             f"[{NAME}] q is {list(q.shape)}: it must be [B, Sq, H, D], with rows; packed sequences one at a time"
         )
     heads, lengths = q.shape[2], (q.shape[1], k.shape[1])
-    sizes = {"causal": causal, "block_size": block_size, "query_rows": query_rows}
+    sizes: dict[str, Any] = {"causal": causal, "block_size": block_size, "query_rows": query_rows}
     cost = {str(x): x.kept(lengths, heads=heads, **sizes).tiles for x in found}
     code = CAUSAL_CODES["bottom_right" if causal else "none"]
     sequences = sequences_of(q, k, v, q, None, None, None)
