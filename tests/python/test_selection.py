@@ -337,7 +337,7 @@ def test_chunks_change_no_bit(monkeypatch):
         whole = [call() for call in calls]
         for module in (selection_rows, measures):
             monkeypatch.setattr(module, "CHUNK_BYTES", 20000)
-        monkeypatch.setattr(selection_rows, "SMALL_CHUNK_BYTES", 0)
+        monkeypatch.setattr(selection_rows, "SMALL_PART_BYTES", 0)
         for call, want in zip(calls, whole):
             assert torch.equal(call()["blocks"], want["blocks"])
 

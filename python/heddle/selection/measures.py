@@ -39,21 +39,26 @@ def antidiagonal(sequences: Sequences, limits: Limits, scale: float, stride: int
     k, broken = sequences.clean_keys()
     # Keys of a tile in falling order, one behind the other: one product of stride * D is the sum over an antidiagonal.
     k = k.unflatten(1, (-1, stride)).flip(2).permute(0, 3, 1, 2, 4).flatten(3)  # [B, Hkv, Sk / stride, stride * D]
-    bytes_of_list = batch * sequences.heads * max(step * k.shape[2] * k.element_size(), 8 * sequences.key_blocks)
+    number = sequences.key_blocks
     found = []
-    for begin, end in sequences.chunks(bytes_of_list):
+    for begin, end in sequences.chunks(4 * batch * sequences.heads * number * max(step, 2)):
         q, there, positions = sequences.choosers(begin, end)
-        lists = end - begin
-        tiles = (q * (scale / stride)).unflatten(1, (lists * step, stride)).permute(0, 3, 1, 2, 4).flatten(3)
-        met = sequences.keys_met(end)
-        scores = tiles.unflatten(1, (of_keys, group)).flatten(2, 3) @ k[:, :, : met * size].mT
-        scores = scores.unflatten(2, (group, lists * step))
-        seen, first = _tiles_seen(sequences, begin, end, positions[:, ::stride], met, stride)
-        scores[..., first:].masked_fill_(~seen, -torch.inf)
-        mass = scores.softmax(-1).unflatten(-1, (met, size)).sum(-1, dtype=torch.float32)  # [B, Hkv, G, tiles, K']
+        positions = positions[:, ::stride]
+        tiles = (q * (scale / stride)).unflatten(1, (-1, stride)).permute(0, 3, 1, 2, 4).flatten(3)
+        tiles = tiles.unflatten(1, (of_keys, group))  # [B, Hkv, G, tiles, stride * D]
+        parts = []
+        for first, last in sequences.parts(begin, end, batch * sequences.heads * step * k.shape[2] * k.element_size()):
+            met, of_part = sequences.keys_met(last), slice((first - begin) * step, (last - begin) * step)
+            scores = tiles[..., of_part, :].flatten(2, 3) @ k[:, :, : met * size].mT
+            scores = scores.unflatten(2, (group, -1))
+            seen, at = _tiles_seen(sequences, first, last, positions[:, of_part], met, stride)
+            scores[..., at:].masked_fill_(~seen, -torch.inf)
+            mass = scores.softmax(-1).unflatten(-1, (met, size)).sum(-1, dtype=torch.float32)
+            parts.append(torch.nn.functional.pad(mass, (0, number - met)))
+        runs = (end - begin, step)
         rows = there.unflatten(1, (-1, stride)).any(2).transpose(1, 2).unflatten(1, (of_keys, group))[..., None]
-        mass = mass.masked_fill(~rows, 0).unflatten(3, (lists, step)).sum(4)
-        shares = mass / rows.unflatten(3, (lists, step)).sum(4).clamp_min(1)
+        of_lists = torch.cat(parts, 3).masked_fill(~rows, 0).unflatten(3, runs).sum(4)
+        shares = of_lists / rows.unflatten(3, runs).sum(4).clamp_min(1)  # [B, Hkv, G, n, K]
         found.append(choose(sequences, limits, begin, end, sequences.per_unit(shares.permute(0, 3, 1, 2, 4)), broken))
     return joined(sequences, limits.top_k, found)
 

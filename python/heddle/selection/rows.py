@@ -16,8 +16,9 @@ MOST_ROWS = 1024  # that share a list
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 #: Of one temporary tensor: blocks of rows are gone through in chunks that need no more.
 CHUNK_BYTES = 256 << 20
-#: With causality there are this many chunks, unless they would be smaller than that: keys behind a chunk's last row are not multiplied.
-CAUSAL_CHUNKS, SMALL_CHUNK_BYTES = 16, 16 << 20
+#: With causality scores are multiplied in this many parts, unless they would be smaller than that: keys behind a part's last row
+#: are left out.
+CAUSAL_PARTS, SMALL_PART_BYTES = 16, 16 << 20
 
 
 class Form(NamedTuple):
@@ -205,12 +206,16 @@ class Sequences:
         return (self.used_k - torch.arange(self.key_blocks, device=self.device) * size).clamp(0, size)
 
     def chunks(self, bytes_of_list: int) -> Iterator[tuple[int, int]]:
-        """Runs of lists of which no temporary is above CHUNK_BYTES, by what the largest has for each list."""
-        step = max(1, min(self.row_blocks, CHUNK_BYTES // max(bytes_of_list, 1)))
+        """Runs of lists of which no temporary is above CHUNK_BYTES, by what the largest has for each list beside its rows."""
+        of_rows = self.batch * self.heads * self.form.query_rows * self.q.shape[-1] * self.q.element_size()
+        return _runs(0, self.row_blocks, CHUNK_BYTES // max(bytes_of_list, of_rows, 1))
+
+    def parts(self, begin: int, end: int, bytes_of_list: int) -> Iterator[tuple[int, int]]:
+        """The same of a run of lists, where scores are multiplied: with causality each part meets keys up to its own end alone."""
+        step = CHUNK_BYTES // max(bytes_of_list, 1)
         if self.form.causal:
-            step = min(step, max(-(-self.row_blocks // CAUSAL_CHUNKS), SMALL_CHUNK_BYTES // max(bytes_of_list, 1)))
-        for begin in range(0, self.row_blocks, max(step, 1)):
-            yield begin, min(begin + step, self.row_blocks)
+            step = min(step, max(-(-self.row_blocks // CAUSAL_PARTS), SMALL_PART_BYTES // max(bytes_of_list, 1)))
+        return _runs(begin, end, step)
 
     def keys_met(self, end: int) -> int:
         """How many blocks of keys the lists before `end` may meet at most."""
@@ -221,6 +226,12 @@ class Sequences:
     def per_unit(self, of_heads: torch.Tensor) -> torch.Tensor:
         """[B, n, L, K] of [B, n, Hkv, G, K]: with per_group the mean over a group."""
         return of_heads.mean(3) if self.form.per_group else of_heads.flatten(2, 3)
+
+
+def _runs(begin: int, end: int, step: int) -> Iterator[tuple[int, int]]:
+    step = max(step, 1)
+    for at in range(begin, end, step):
+        yield at, min(at + step, end)
 
 
 def _check_shapes(name: str, q: torch.Tensor, k: torch.Tensor, packed: bool) -> None:
