@@ -61,3 +61,20 @@ def test_a_planted_block_is_found_and_none_of_its_values_read(waiting_is_an_erro
     lists = selection.antidiagonal(q, k, top_k=3, causal=True)
     torch.cuda.set_sync_debug_mode("default")
     assert lists["blocks"][0, 100].tolist() == [[0, 37, 100]] * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_number_that_is_none_is_listed_and_moves_nothing_else(dtype, bad):
+    generator = torch.Generator().manual_seed(2)
+    q, k = (torch.randn(1, 512, n, 64, generator=generator).to(dtype).cuda() for n in (4, 2))
+    for measure in (selection.pooled, selection.antidiagonal):
+        clean = measure(q, k, top_k=4, causal=True)["blocks"]
+        broken_q, broken_k = q.clone(), k.clone()
+        broken_q[:, 200, 1, 3], broken_k[:, 130, 0, 3] = bad, bad
+        of_keys = measure(q, broken_k, top_k=4, causal=True)["blocks"]
+        assert (of_keys[:, 2:, :2] == 2).any(-1).all() and torch.equal(of_keys[:, :, 2:], clean[:, :, 2:])
+        of_rows = measure(broken_q, k, top_k=4, causal=True)["blocks"]
+        others = torch.ones(8, 4, dtype=torch.bool, device="cuda")
+        others[3, 1] = False
+        assert torch.equal(of_rows[:, others], clean[:, others])

@@ -121,7 +121,7 @@ def antidiagonal(
 
     Args:
       stride: rows and keys of a tile, which divides block_size and query_rows.
-      the others: as for ``pooled``; query_rows is at least stride. Rows and keys that are not finite count as zeros.
+      the others: as for ``pooled``. A tile with a row that is not finite does not count; keys that are not count as zeros.
 
     Returns, raises:
       as ``pooled``.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .lists import Limits, ascending, choose
-from .rows import CHUNK_BYTES, Sequences
+from .rows import CHUNK_BYTES, Sequences, finite
 
 
 def pooled(sequences: Sequences, limits: Limits, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -17,7 +17,9 @@ def pooled(sequences: Sequences, limits: Limits, scale: float) -> tuple[torch.Te
     size = (keys.clamp_min(1) / form.block_size).log()[:, None, None, None]  # [B or 1, 1, 1, 1, K]
     found = []
     for begin, end in sequences.chunks(8 * sequences.batch * sequences.heads * number):
-        q, there, _ = sequences.choosers(begin, end)
+        q, in_use, finite_rows, _ = sequences.choosers(begin, end)
+        there = in_use[..., None] & finite_rows
+        q = q.masked_fill(~there[..., None], 0)
         runs = (end - begin, form.query_rows)
         rows = there.unflatten(1, runs).sum(2).clamp_min(1)[..., None]
         q_mean = q.unflatten(1, runs).sum(2, dtype=torch.float32) / rows
@@ -38,13 +40,17 @@ def antidiagonal(sequences: Sequences, limits: Limits, scale: float, stride: int
     group, step = sequences.heads // of_keys, form.query_rows // stride
     k, broken = sequences.clean_keys()
     # Keys of a tile in falling order, one behind the other: one product of stride * D is the sum over an antidiagonal.
-    k = k.unflatten(1, (-1, stride)).flip(2).permute(0, 3, 1, 2, 4).flatten(3)  # [B, Hkv, Sk / stride, stride * D]
+    k = (
+        (k * (scale / stride)).unflatten(1, (-1, stride)).flip(2).permute(0, 3, 1, 2, 4).flatten(3)
+    )  # [B, Hkv, Sk / stride, stride * D]
     number = sequences.key_blocks
     found = []
     for begin, end in sequences.chunks(4 * batch * sequences.heads * number * max(step, 2)):
-        q, there, positions = sequences.choosers(begin, end)
+        q, in_use, finite_rows, positions = sequences.choosers(begin, end)
+        if sequences.packed:  # rows of the next sequence lie behind the last
+            q = q.masked_fill(~in_use[..., None, None], 0)
         positions = positions[:, ::stride]
-        tiles = (q * (scale / stride)).unflatten(1, (-1, stride)).permute(0, 3, 1, 2, 4).flatten(3)
+        tiles = q.unflatten(1, (-1, stride)).permute(0, 3, 1, 2, 4).flatten(3)
         tiles = tiles.unflatten(1, (of_keys, group))  # [B, Hkv, G, tiles, stride * D]
         parts = []
         for first, last in sequences.parts(begin, end, batch * sequences.heads * step * k.shape[2] * k.element_size()):
@@ -56,7 +62,10 @@ def antidiagonal(sequences: Sequences, limits: Limits, scale: float, stride: int
             mass = scores.softmax(-1).unflatten(-1, (met, size)).sum(-1, dtype=torch.float32)
             parts.append(torch.nn.functional.pad(mass, (0, number - met)))
         runs = (end - begin, step)
-        rows = there.unflatten(1, (-1, stride)).any(2).transpose(1, 2).unflatten(1, (of_keys, group))[..., None]
+        # A tile of rows counts if one of them is there and all that are are finite.
+        in_use = in_use[..., None]
+        rows = in_use.unflatten(1, (-1, stride)).any(2) & (finite_rows | ~in_use).unflatten(1, (-1, stride)).all(2)
+        rows = rows.transpose(1, 2).unflatten(1, (of_keys, group))[..., None]
         of_lists = torch.cat(parts, 3).masked_fill(~rows, 0).unflatten(3, runs).sum(4)
         shares = of_lists / rows.unflatten(3, runs).sum(4).clamp_min(1)  # [B, Hkv, G, n, K]
         found.append(choose(sequences, limits, begin, end, sequences.per_unit(shares.permute(0, 3, 1, 2, 4)), broken))
@@ -149,7 +158,7 @@ def _probed(sequences: Sequences, k: torch.Tensor, scale: float, probes: int) ->
             torch.arange(begin, min(begin + step, probes), device=sequences.device) - probes + sequences.used_q
         )  # [B or 1, R]
         q = sequences.q[sequence, rows.clamp_min(0)]
-        there = (rows >= 0)[..., None] & q.isfinite().all(-1)  # [B, R, H]
+        there = (rows >= 0)[..., None] & finite(q)  # [B, R, H]
         q = q.masked_fill(~there[..., None], 0) * scale
         scores = q.transpose(1, 2).unflatten(1, heads).flatten(2, 3) @ k
         positions = rows + sequences.offset

@@ -173,29 +173,31 @@ class Sequences:
         ends = (torch.arange(self.key_blocks, device=self.device) + 1) * self.form.block_size
         return ((ends <= first[..., None]) & there[..., None])[:, :, None]
 
-    def choosers(self, begin: int, end: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def choosers(self, begin: int, end: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """The rows that choose: those of the list, with strict those of the list before.
 
         Returns:
-          [B, n * query_rows, H, D], 0 where there is no row, or one that is not finite; bool [B, n * query_rows, H], false there;
-          int64 [B or 1, n * query_rows], their positions.
+          [B, n * query_rows, H, D]; bool [B or 1, n * query_rows], whether there is such a row (where not, anything); bool
+          [B, n * query_rows, H], whether it is finite; int64 [B or 1, n * query_rows], its position.
         """
         rows, length = self.form.query_rows, self.q.shape[1]
         shift = rows if self.form.strict else 0
         first, last = begin * rows - shift, end * rows - shift
         part = self.q[:, max(first, 0) : last]
-        part = torch.nn.functional.pad(part, (0, 0, 0, 0, max(-first, 0), max(last - length, 0)))
+        if first < 0 or last > length:
+            part = torch.nn.functional.pad(part, (0, 0, 0, 0, max(-first, 0), max(last - length, 0)))
         number = torch.arange(first, last, device=self.device)[None]
-        there = ((number >= 0) & (number < self.used_q))[..., None] & part.isfinite().all(-1)
-        return part.masked_fill(~there[..., None], 0), there, number + self.offset
+        return part, (number >= 0) & (number < self.used_q), finite(part), number + self.offset
 
     def clean_keys(self) -> tuple[torch.Tensor, torch.Tensor]:
         """k in whole blocks, [B, K * block_size, Hkv, D], 0 where there is no key, or one that is not finite; and which blocks have
         such a key, bool [B, 1, L, K]: no list leaves them out, so that what attention makes of them shows."""
         size = self.form.block_size
-        k = torch.nn.functional.pad(self.k, (0, 0, 0, 0, 0, self.key_blocks * size - self.k.shape[1]))
+        k = self.k
+        if k.shape[1] != self.key_blocks * size:
+            k = torch.nn.functional.pad(k, (0, 0, 0, 0, 0, self.key_blocks * size - k.shape[1]))
         in_use = (torch.arange(k.shape[1], device=self.device) < self.used_k)[..., None]
-        broken = ~k.isfinite().all(-1) & in_use
+        broken = ~finite(k) & in_use
         k = k.masked_fill((broken | ~in_use)[..., None], 0)
         of_blocks = broken.unflatten(1, (self.key_blocks, size)).any(2).transpose(1, 2)[:, None]
         return k, of_blocks.repeat_interleave(self.units // self.kv_heads, 2)
@@ -226,6 +228,11 @@ class Sequences:
     def per_unit(self, of_heads: torch.Tensor) -> torch.Tensor:
         """[B, n, L, K] of [B, n, Hkv, G, K]: with per_group the mean over a group."""
         return of_heads.mean(3) if self.form.per_group else of_heads.flatten(2, 3)
+
+
+def finite(x: torch.Tensor) -> torch.Tensor:
+    """bool [...] of [..., D], in one pass: whether all are."""
+    return torch.linalg.vector_norm(x, ord=torch.inf, dim=-1).isfinite()
 
 
 def _runs(begin: int, end: int, step: int) -> Iterator[tuple[int, int]]:
