@@ -74,7 +74,7 @@ def difference(row, calls, to_common):
     asked = calls if row.reference is None else {"heddle": calls["heddle"], "torch": row.reference()}
     outputs = {name: to_common.get(name, lambda x: x)(call()).float() for name, call in asked.items()}
     ours = outputs.pop("heddle")
-    limit = 1e-4 if row.dtype == "f32" else 0.04
+    limit = row.limit() if row.limit else 1e-4 if row.dtype == "f32" else 0.04
     found = {name: ((ours - theirs).abs().max() / theirs.abs().max()).item() for name, theirs in outputs.items()}
     for name, value in found.items():
         if not value <= limit:
@@ -101,7 +101,7 @@ def run_row(row, seconds):
         "group": row.group, "name": row.name, "shape": row.shape, "dtype": row.dtype, "turns": len(paired),
         "median_seconds": medians, "rival": rival, "ratio": ratio, "ratio_quartiles": [quartiles[0], quartiles[2]],
         "heddle_gflops": row.flops / ours / 1e9, "goal": row.goal, "met": ratio >= row.goal,
-        "difference": worst, "limit": limit, "sources": sources.digests(row.sources),
+        "difference": worst, "limit": limit, "sources": sources.digests(row.sources), **row.notes(),
     }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import dataclasses
+import functools
 import os
 from collections.abc import Callable
 
@@ -21,6 +22,7 @@ import heddle.nsa
 import sources
 import torch
 import torch.nn.functional as F
+from heddle.sparse import options_tuple
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
@@ -40,6 +42,8 @@ class Row:
     rate: bool = False  # the goal is a share of sgemm's rate and not of torch's time
     rival: str | None = None  # whom the goal is about; None: whoever is fastest
     sources: tuple[str, ...] = sources.CPU_ATTENTION
+    limit: Callable[[], float] | None = None  # of the difference, where the result may be off by more than rounding
+    notes: Callable[[], dict] = dict  # what else the row says
 
 
 def random(*shape, dtype, seed):
@@ -227,6 +231,71 @@ def naive_nsa(shape, dtype, backward):
     return lambda: o
 
 
+@dataclasses.dataclass
+class Tolerated:
+    """Operands of attention with a tolerance, and the tolerance."""
+
+    q: torch.Tensor  # [1, T, H, D]
+    k: torch.Tensor
+    v: torch.Tensor
+    tol: float
+
+    def run(self, tol=None, heads=slice(None)):
+        """out, lse, bound, and which blocks were replaced."""
+        operands = [x[:, :, heads] for x in (self.q, self.k, self.v)]
+        options = options_tuple(self.q, {})
+        return torch.ops.heddle.adaptive_attention(*operands, self.tol if tol is None else tol, "refine", *options)
+
+    def replaced(self, tol=None, heads=slice(None)):
+        """The share of blocks that were replaced."""
+        bits = self.run(tol, heads)[3]
+        set_bits = sum((bits >> bit & 1).sum(dtype=torch.int64) for bit in range(8))
+        blocks = -(-self.k.shape[1] // heddle._options.ADAPTIVE_KEYS)
+        return set_bits.item() / (bits[..., 0].numel() * blocks)
+
+    def allowed(self):
+        """How far `out` may be from exact attention, of the largest exact value: tol beside rounding."""
+        exact = heddle.attention(self.q, self.k, self.v).float()
+        longest = self.v.float().norm(dim=-1).max()
+        return (self.tol * longest / exact.abs().max()).item() + (1e-4 if self.q.dtype == torch.float32 else 0.04)
+
+
+TOL = 1e-2  # of rows in which hardly a block can be replaced: the call's own default
+STEPS = 12  # of the search for a tolerance
+
+
+@functools.lru_cache(maxsize=1)
+def tolerated(shape, dtype, replaced):
+    """Random operands, and the tolerance at which about this share of the blocks is replaced.
+
+    With 0 scores have a deviation of 1, of which TOL lets hardly any go. Else it is a quarter: rows that spread their mass evenly, as
+    those are of which most can go. The tolerance is searched for on the first head; others are as it.
+    """
+    T, H, D = shape
+    q, k, v = (heddle_layout(random(1, H, T, D, dtype=DTYPES[dtype], seed=i)) for i in range(3))
+    if not replaced:
+        return Tolerated(q, k, v, TOL)
+    row = Tolerated(q / 4, k, v, TOL)
+    low, high = 1e-5, 2.0
+    for _ in range(STEPS):
+        middle = (low * high) ** 0.5
+        enough = row.replaced(middle, slice(0, 1)) >= replaced
+        low, high = (low, middle) if enough else (middle, high)
+    row.tol = high
+    return row
+
+
+def adaptive(shape, dtype, replaced):
+    """Attention with a tolerance; Heddle's and torch's dense attention beside it."""
+    row = tolerated(tuple(shape), dtype, replaced)
+    heads_first = [x.transpose(1, 2).contiguous() for x in (row.q, row.k, row.v)]
+    return {
+        "heddle": lambda: heddle.adaptive_attention(row.q, row.k, row.v, row.tol)[0].transpose(1, 2),
+        "heddle dense": lambda: heddle.attention(row.q, row.k, row.v).transpose(1, 2),
+        "torch dense": lambda: F.scaled_dot_product_attention(*heads_first),
+    }, {}
+
+
 class Sgemm:
     """OpenBLAS' sgemm, n x n x n, on `threads` threads."""
 
@@ -258,7 +327,7 @@ def forward_flops(B, H, Sq, Sk, D, causal=False):
 def make_row(group, shape, dtype, threads):
     """The row of one shape of a group of shapes.json."""
     kind, causal = group["kind"], group.get("causal", False)
-    backward, reference = group["pass"] == "backward", None
+    backward, reference, more = group["pass"] == "backward", None, {}
     goal = group["goal"]
     if kind == "packed":
         H, D, lengths = shape
@@ -279,6 +348,17 @@ def make_row(group, shape, dtype, threads):
         flops = 4.0 * H * D * pairs * (2.5 if backward else 1.0)
         calls = lambda: nsa(shape, dtype, backward)  # noqa: E731
         reference = lambda: naive_nsa(shape, dtype, backward)  # noqa: E731
+    elif kind == "adaptive":
+        T, H, D = shape
+        name = f"T{T} H{H} D{D}"
+        flops = forward_flops(1, H, T, T, D)  # as if nothing were replaced
+        replaced = group["replaced"]
+        calls = lambda: adaptive(shape, dtype, replaced)  # noqa: E731
+        row = lambda: tolerated(tuple(shape), dtype, replaced)  # noqa: E731
+        more = {
+            "limit": lambda: row().allowed(),
+            "notes": lambda: {"tol": row().tol, "replaced": row().replaced()},
+        }
     elif kind == "decode":
         B, H, Hkv, Sk, D = shape
         name = f"B{B} H{H}/{Hkv} Sk{Sk} D{D}"
@@ -294,5 +374,6 @@ def make_row(group, shape, dtype, threads):
             reference = lambda: dense(shape, dtype, causal, False)["torch"]  # noqa: E731
         else:
             calls = lambda: (dense(shape, dtype, causal, backward), {})  # noqa: E731
+    of_kind = {"sparse": sources.CPU_SPARSE, "nsa": sources.CPU_NSA, "adaptive": sources.CPU_ADAPTIVE}
     return Row(group["name"], f"{group['name']} {name} {dtype}", dtype, flops, goal, shape, calls, reference,
-               kind == "sgemm", group.get("rival"), {"sparse": sources.CPU_SPARSE, "nsa": sources.CPU_NSA}.get(kind, sources.CPU_ATTENTION))  # fmt: skip
+               kind == "sgemm", group.get("rival"), of_kind.get(kind, sources.CPU_ATTENTION), **more)  # fmt: skip

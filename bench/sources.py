@@ -155,6 +155,7 @@ CPU_ATTENTION = (
     "src/cpu/unused_rows.h", "src/problem/band.h", "src/problem/key_walk.h", *CPU_TARGETS, *CPU_CODES, *ATTENTION_PROBLEM, *DROPOUT,
 )  # fmt: skip
 CPU_SPARSE = (*CPU_ATTENTION, "src/cpu/sparse*", "src/cpu/listed_rows.h", "src/problem/sparse.h")
+CPU_ADAPTIVE = (*CPU_ATTENTION, "src/cpu/adaptive*", "src/problem/adaptive.h")
 CPU_NSA = (
     *CPU_SPARSE,
     "src/cpu/nsa.h",
@@ -225,6 +226,7 @@ def families() -> dict[str, tuple[str, ...]]:
         "host": PYTHON,
         "attention on the CPU": CPU_ATTENTION,
         "lists on the CPU": CPU_SPARSE,
+        "attention with a tolerance on the CPU": CPU_ADAPTIVE,
         "native sparse attention on the CPU": CPU_NSA,
         "linear layers on the CPU": CPU_LINEAR,
     }

@@ -117,6 +117,7 @@ void add_explain(CLI::App& app) {
   self->ranks.add_to(*verb);
   add_pass_flag(*verb, self->pass);
   add_explain_sparse(*verb);
+  add_explain_adaptive(*verb);
   add_explain_nsa(*verb);
   add_explain_merge(*verb);
   add_explain_linear(*verb);

@@ -32,6 +32,7 @@ inline std::string dtype_or_default(const std::string& dtype, Device device) {
   return !dtype.empty() ? dtype : device == Device::cuda ? "bf16" : "f32";
 }
 
+void add_explain_adaptive(CLI::App& explain);
 void add_explain_linear(CLI::App& explain);
 void add_explain_merge(CLI::App& explain);
 void add_explain_sparse(CLI::App& explain);

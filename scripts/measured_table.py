@@ -20,6 +20,8 @@ WORDS = {
     "decode": "decode, 1 query, 4k to 32k keys, groups of 4",
     "sparse": "forward over lists of 16 blocks of 64 keys, D 128, against Heddle's dense causal",
     "sparse_backward": "its gradients, against Heddle's dense causal",
+    "adaptive_none": "with a tolerance of 0.01, hardly a block of which is replaced, against Heddle's dense",
+    "adaptive_most": "with a tolerance at which about 70 % of the blocks are replaced, against Heddle's dense",
     "nsa": "native sparse attention, no window, 8192 keys, 16 blocks of 64, D 128, against Heddle's dense causal",
     "nsa_backward": "its gradients, against Heddle's dense causal",
     "sgemm": "forward, D 128, against OpenBLAS sgemm",
@@ -86,6 +88,11 @@ def short(rows):
     return linear(rows) if "format" in rows[0] else attention(rows)
 
 
+def replaced(row):
+    """Of attention with a tolerance, what was replaced."""
+    return f", tol {row['tol']:.2g}: {100 * row['replaced']:.0f} % replaced" if "replaced" in row else ""
+
+
 def every(rows):
     if "format" in rows[0]:
         return linear(rows)
@@ -96,7 +103,7 @@ def every(rows):
         goal = f"{row['goal']:.2f}" + ("" if row["met"] else ", missed")
         out.append(
             [
-                marked(row["name"], [row]),
+                marked(row["name"] + replaced(row), [row]),
                 each,
                 row["rival"],
                 f"{row['ratio']:.2f}",

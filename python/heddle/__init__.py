@@ -2,7 +2,7 @@
 
 The package is a thin layer on the C++ library of the same name. It takes numpy arrays, any array that supports DLPack, on
 GPUs too, and torch tensors (with autograd and ``torch.compile``); torch is not imported before a torch tensor is seen, or one of
-``heddle.compat.asam``, ``heddle.distributed``, ``heddle.flash_attn``, ``heddle.flash_attn_3``, ``heddle.nn`` and ``heddle.nsa`` is asked for.
+``heddle.compat.asam``, ``heddle.distributed``, ``heddle.flash_attn``, ``heddle.flash_attn_3``, ``heddle.nn``, ``heddle.nsa`` and ``heddle.selection`` is asked for.
 
 >>> import numpy as np, heddle
 >>> q = np.random.rand(2, 128, 8, 64).astype(np.float32)   # [B, S, H, D]
@@ -81,7 +81,15 @@ __all__ = [
     "sparse_attention",
 ]
 
-_NEED_TORCH = ("compat", "distributed", "flash_attn", "flash_attn_3", "nn", "nsa")  # imported when asked for
+_NEED_TORCH = (
+    "compat",
+    "distributed",
+    "flash_attn",
+    "flash_attn_3",
+    "nn",
+    "nsa",
+    "selection",
+)  # imported when asked for
 
 if TYPE_CHECKING:
     from . import compat as compat
@@ -91,6 +99,7 @@ if TYPE_CHECKING:
     from . import hosts as hosts
     from . import nn as nn
     from . import nsa as nsa
+    from . import selection as selection
 else:  # a type checker would take any name to be there
 
     def __getattr__(name):

@@ -13,7 +13,7 @@ from .functional import attention
 from .hosts import is_torch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from typing_extensions import Unpack
 
@@ -54,7 +54,7 @@ class _Sequence(NamedTuple):
     bound: Any
 
 
-def _sequences(q: Any, k: Any, v: Any, out: Any, bound: Any, q_starts: Any, k_starts: Any) -> list[_Sequence]:
+def sequences_of(q: Any, k: Any, v: Any, out: Any, bound: Any, q_starts: Any, k_starts: Any) -> list[_Sequence]:
     if (q_starts is None) != (k_starts is None):
         given, missing = ("cu_seqlens_k", "q") if q_starts is None else ("cu_seqlens_q", "k")
         raise ValueError(f"[audit_attention] {given} is given and cu_seqlens_{missing} is not: give both")
@@ -87,6 +87,30 @@ def _exact_row(x: _Sequence, i: int, causal: int, options: dict[str, Any]) -> An
     if str(x.q.dtype).removeprefix("torch.") != "float32":
         options["out_dtype"] = "float32"
     return attention(x.q[:, i : i + 1], x.k, x.v, force="reference", **options)
+
+
+def exact_rows(
+    sequences: list[_Sequence], rows: int, seed: int, causal: int, options: dict[str, Any]
+) -> Iterator[tuple[int, int, np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
+    """Rows drawn at random, with replacement, over all sequences: for each the number of its sequence, its own there, its exact
+    result [H, Dv], and the largest norm of a value for each of its heads, [H] (1 where that is 0)."""
+    ends = np.cumsum([x.q.shape[1] for x in sequences])
+    drawn = np.sort(np.random.default_rng(seed).integers(ends[-1], size=rows))
+    for number, (x, end) in enumerate(zip(sequences, ends)):
+        first = end - x.q.shape[1]
+        of_sequence = drawn[(first <= drawn) & (drawn < end)] - first
+        if of_sequence.size == 0:
+            continue
+        longest = np.linalg.norm(_doubles(x.v[0]), axis=-1).max(axis=0, initial=0.0)
+        unit = np.repeat(np.where(longest > 0, longest, 1), x.q.shape[2] // x.k.shape[2])
+        for i in map(int, of_sequence):
+            yield number, i, _doubles(_exact_row(x, i, causal, dict(options)))[0, 0], unit
+
+
+def errors_of(exact: np.ndarray[Any, Any], out: Any, unit: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """[H]: how far a row's result [H, Dv] is off, in units of the largest value."""
+    found: np.ndarray[Any, Any] = np.linalg.norm(_doubles(out) - exact, axis=-1) / unit
+    return found
 
 
 def _quantiles(values: np.ndarray[Any, Any], of: Sequence[float]) -> dict[float, float]:
@@ -133,28 +157,19 @@ def audit_attention(
         raise ValueError(f"[audit_attention] out is {list(out.shape)}: {rule}")
     given: dict[str, Any] = dict(options)
     causal = causal_code(given.pop("causal", "none"))
-    sequences = _sequences(q, k, v, out, bound, given.pop("cu_seqlens_q", None), given.pop("cu_seqlens_k", None))
-    ends = np.cumsum([x.q.shape[1] for x in sequences])
-    if ends.size == 0 or ends[-1] == 0:
+    sequences = sequences_of(q, k, v, out, bound, given.pop("cu_seqlens_q", None), given.pop("cu_seqlens_k", None))
+    if not any(x.q.shape[1] for x in sequences):
         raise ValueError(f"[audit_attention] q is {list(q.shape)}: it has no rows")
-    drawn = np.sort(np.random.default_rng(seed).integers(ends[-1], size=rows))
     errors: list[Any] = []
     bounds: list[Any] = []
     allowed: list[Any] = []
-    for x, end in zip(sequences, ends):
-        first = end - x.q.shape[1]
-        of_sequence = drawn[(first <= drawn) & (drawn < end)] - first
-        if of_sequence.size == 0:
-            continue
-        longest = np.linalg.norm(_doubles(x.v[0]), axis=-1).max(axis=0, initial=0.0)
-        unit = np.repeat(np.where(longest > 0, longest, 1), x.q.shape[2] // x.k.shape[2])
-        for i in map(int, of_sequence):
-            exact = _doubles(_exact_row(x, i, causal, dict(given)))[0, 0]
-            errors.append(np.linalg.norm(_doubles(x.out[i]) - exact, axis=-1) / unit)
-            size = np.maximum(np.linalg.norm(exact, axis=-1) / unit, 0.1)
-            allowed.append(_ROUNDING[str(out.dtype).removeprefix("torch.")] * size)
-            if x.bound is not None:
-                bounds.append(_doubles(x.bound[:, i]))
+    for number, i, exact, unit in exact_rows(sequences, rows, seed, causal, given):
+        x = sequences[number]
+        errors.append(errors_of(exact, x.out[i], unit))
+        size = np.maximum(np.linalg.norm(exact, axis=-1) / unit, 0.1)
+        allowed.append(_ROUNDING[str(out.dtype).removeprefix("torch.")] * size)
+        if x.bound is not None:
+            bounds.append(_doubles(x.bound[:, i]))
     error = np.concatenate(errors)
     found = AttentionAudit(rows, q.shape[-2], _quantiles(error, quantiles), None, None, None)
     if not bounds:

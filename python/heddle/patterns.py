@@ -19,6 +19,7 @@ import numpy as np
 
 from . import _heddle
 from ._options import CAUSAL_CODES, flag
+from ._pattern_choice import HeadChoice, per_head
 from ._pattern_lists import NAME, Asked, arguments, bounds_of, int_of, length_of
 from .hosts import is_torch
 from .sparse import sparse_attention
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from ._types import AnyArray, Array
 
 __all__ = [
+    "HeadChoice",
     "Kept",
     "Pattern",
     "a_shape",
@@ -41,6 +43,7 @@ __all__ = [
     "local",
     "pack_masks",
     "parse",
+    "per_head",
     "random",
     "rows",
     "sink",

@@ -19,7 +19,7 @@ PAGES: dict[str, tuple[str, list[tuple[str, str, list[str]]]]] = {
     "patterns": (
         "heddle.patterns: patterns of sparse attention",
         [
-            ("Attention", "heddle.patterns", ["attention", "Pattern", "parse", "Kept", "pack_masks"]),
+            ("Attention", "heddle.patterns", ["attention", "Pattern", "parse", "Kept", "pack_masks", "per_head", "HeadChoice"]),
             ("Patterns", "heddle.patterns", ["local", "strided", "dilated", "sink", "columns", "rows", "diagonals", "random", "a_shape", "vertical_slash", "global_tokens", "by_head"]),
         ],
     ),
@@ -65,6 +65,10 @@ PAGES: dict[str, tuple[str, list[tuple[str, str, list[str]]]]] = {
             ("What would run", "heddle.nsa", ["explain_parallel_nsa", "ParallelExplanation", "explain_pool_keys", "explain_select_blocks", "explain_nsa_step"]),
             ("Plain versions, to compare with", "heddle.nsa", ["naive_nsa", "naive_nsa_compression", "naive_nsa_compression_varlen", "naive_nsa_with_compression"]),
         ],
+    ),
+    "selection": (
+        "heddle.selection: key blocks by input",
+        [("", "heddle.selection", ["pooled", "antidiagonal", "vertical_slash"])],
     ),
     "distributed": ("heddle.distributed: several processes", [("", "heddle.distributed", [])]),
     "compat": (

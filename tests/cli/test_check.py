@@ -52,7 +52,7 @@ def test_check_writes_digests(tmp_path):
 def test_check_goes_through_every_operation(tmp_path):
     if not built_with_cases():
         return
-    few = ["--operation", "all", "--name", "s64_d64_f32", "merge_sink", "sparse_sink", "linear_nvfp4_m8_"]
+    few = ["--operation", "all", "--name", "s64_d64_f32", "merge_sink", "sparse_sink", "adaptive_sink", "linear_nvfp4_m8_"]
     file = tmp_path / "digest"
     out = run_json("check", *few, "--candidate", "cpu", "--digest", file)
     assert out["failed"] == 0
@@ -63,6 +63,8 @@ def test_check_goes_through_every_operation(tmp_path):
     assert found["merge_attention", "merge_sink", "backward"] == gradients
     assert found["sparse_attention", "sparse_sink", "forward"] == ["lse", "o"]
     assert found["sparse_attention", "sparse_sink", "backward"] == ["dk", "dq", "dsink", "dv"]
+    assert found["adaptive_attention", "adaptive_sink", "forward"] == ["lse", "o"]
+    assert found["adaptive_attention", "adaptive_sink", "backward"] == ["dk", "dq", "dsink", "dv"]
     for dtype in ("f32", "f16", "bf16"):
         assert found["linear", f"linear_nvfp4_m8_{dtype}", "forward"] == ["y"]
         assert "dx" in found["linear", f"linear_nvfp4_m8_{dtype}", "backward"]
@@ -81,7 +83,7 @@ def test_check_lists_every_operation():
     by_operation = {}
     for row in rows:
         by_operation.setdefault(row["operation"], []).append(row["name"])
-    assert list(by_operation) == ["attention", "merge_attention", "sparse_attention", "linear"]
+    assert list(by_operation) == ["attention", "merge_attention", "sparse_attention", "adaptive_attention", "linear"]
     alone = run_json("check", "--list")
     assert [row["name"] for row in alone] == by_operation["attention"]
     # Linear layers have a table for each pass, with names in common; all else is unique.

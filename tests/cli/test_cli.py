@@ -20,7 +20,7 @@ pytestmark = needs_command
 VERBS = ["doctor", "info", "run", "bench", "check", "tune", "explain", "memory", "quantize", "draw", "completion"]
 BELOW = {
     "bench": "linear",
-    "explain": "sparse pool select step merge linear rotary append append-int4 attention-int4 quantize dequantize unpack",
+    "explain": "sparse adaptive pool select step merge linear rotary append append-int4 attention-int4 quantize dequantize unpack",
 }
 ALL = [(verb,) for verb in VERBS] + [(verb, sub) for verb, below in BELOW.items() for sub in below.split()]
 

@@ -166,6 +166,18 @@ def test_explain_sparse(flags, direction):
         assert not any(c["chosen"] for c in there["candidates"])
 
 
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_explain_adaptive(direction):
+    flags = ["--length", 300, "--heads", 4, "--kv-heads", 2, "--tol", 0.25, "--causal", "top_left", "--pass", direction]
+    out = run_json("explain", "adaptive", *flags)
+    assert [c["name"] for c in out["candidates"] if c["chosen"]] == ["cpu"]
+    assert out["tol"] == 0.25 and out["pass"] == direction and out["problem"]["dtype"] == "float32"
+    assert "tol 0.25, " + direction in run("explain", "adaptive", *flags)
+    assert "runs on the CPU" in run("explain", "adaptive", *flags, "--gpu", "h100", code=2)
+    forced = run_json("explain", "adaptive", *flags, "--force", "reference")["candidates"]
+    assert [c["name"] for c in forced if c["chosen"]] == ["reference"]
+
+
 @pytest.mark.parametrize(
     "flags",
     [
@@ -212,7 +224,7 @@ def test_explain_a_step_of_native_sparse_attention():
 
 def test_explain_names_every_operation():
     usage = run("explain", "--help")
-    names = "sparse pool select step merge linear rotary append append-int4 attention-int4 quantize dequantize unpack"
+    names = "sparse adaptive pool select step merge linear rotary append append-int4 attention-int4 quantize dequantize unpack"
     for verb in names.split():
         assert f"\n  {verb} " in usage
 
@@ -228,6 +240,7 @@ def test_explain_of_every_operation_refuses_what_the_operation_refuses():
     assert "--keys is 0: it must be at least 1" in run("explain", "attention-int4", "--keys", 0, code=2)
     assert "block_size is 48" in run("explain", "sparse", "--block-size", 48, code=2)
     assert "--entries is 0: it must be at least 1" in run("explain", "sparse", "--entries", 0, code=2)
+    assert "tol is 0: it must be" in run("explain", "adaptive", "--tol", 0, code=2)
     assert "--keys is 0: it must be at least 1" in run("explain", "pool", "--keys", 0, code=2)
     assert "block is 32: it must be from stride, 40," in run("explain", "pool", "--block", 32, "--stride", 40, code=2)
     assert "block_size is 48" in run("explain", "select", "--block-size", 48, code=2)

@@ -44,10 +44,6 @@ PlainTensor moved(PlainTensor plain, const std::vector<double>& exact, const std
 // A share of a row whose square no float32 holds: a kernel has none, and none of its cost.
 constexpr double kBelowFloats = 1e-17;
 
-void add_messages(const CaseResult& found, std::vector<std::string>& out) {
-  if (!found.passed) out.push_back(found.message());
-}
-
 }  // namespace
 
 AttentionCase adaptive_call(DType dtype, std::int64_t B, std::int64_t H, std::int64_t Hkv, std::int64_t Sq,
@@ -172,21 +168,19 @@ AdaptiveJudge::AdaptiveJudge(const CaseData& data)
       plain_(plain_forward(data.problem())),
       factor_(allowed_factor(data.problem(), exact_)) {}
 
-std::vector<std::string> AdaptiveJudge::faults(float tol, const AdaptiveResult& result) const {
-  std::vector<std::string> out;
-  for (const HostTensor* tensor : {&result.o, &result.lse, &result.bound, &result.replaced}) {
-    if (!tensor->damage().empty()) out.push_back(tensor->damage());
-  }
+CaseResult AdaptiveJudge::judge(float tol, const AdaptiveResult& result, const std::string& candidate) const {
   const AdaptiveProblem p = adaptive_problem(data_, tol, result);
   const reference::AdaptiveForward expected = reference::adaptive_forward(p, default_executor());
   const PlainTensor plain_o = moved(plain_.o, exact_.o, expected.o);
-  const CaseResult judged = judged_by(
-      {.case_name = data_.spec.name, .candidate = "adaptive"},
+  CaseResult out = judged_by(
+      {.case_name = data_.spec.name, .candidate = candidate},
       {{"o", &result.o, &expected.o, &plain_o, factor_}, {"lse", &result.lse, &expected.lse, &plain_.lse, factor_}});
-  add_messages(judged, out);
+  for (const HostTensor* tensor : {&result.bound, &result.replaced}) {
+    if (!tensor->damage().empty()) out.faults.push_back(tensor->damage());
+  }
 
   // Rows of o are [row][head], those of bound [head][row] of a batch, or of all if they are packed.
-  const double rounding = judged.tensors.front().bound * std::sqrt(static_cast<double>(p.Dv));
+  const double rounding = out.tensors.front().bound * std::sqrt(static_cast<double>(p.Dv));
   for (std::int64_t b = 0; b < p.B; ++b) {
     const Sequence s = p.sequence(b);
     for (std::int64_t h = 0; h < p.H; ++h) {
@@ -203,8 +197,9 @@ std::vector<std::string> AdaptiveJudge::faults(float tol, const AdaptiveResult& 
         }
         error = std::sqrt(error);
         const auto fault = [&](const char* what) {
-          out.push_back(text("row ", i, " of head ", h, ", sequence ", b, ": ", what, ": error ", error / longest,
-                             ", bound ", bound, ", by the reference ", found, ", tol ", static_cast<double>(tol)));
+          out.faults.push_back(text("row ", i, " of head ", h, ", sequence ", b, ": ", what, ": error ",
+                                    error / longest, ", bound ", bound, ", by the reference ", found, ", tol ",
+                                    static_cast<double>(tol)));
         };
         if (!(error <= bound * longest + rounding)) fault("its error is above its bound");
         if (!(bound >= 0 && bound <= tol)) fault("its bound is above tol");
@@ -214,6 +209,7 @@ std::vector<std::string> AdaptiveJudge::faults(float tol, const AdaptiveResult& 
       }
     }
   }
+  out.passed &= out.faults.empty();
   return out;
 }
 
@@ -225,14 +221,13 @@ AdaptiveResult exact_for_blocks(const CaseData& data, float tol, AdaptiveResult 
   return result;
 }
 
-std::vector<std::string> AdaptiveJudge::faults(const AdaptiveResult& after, const Gradients& g) {
+CaseResult AdaptiveJudge::judge(const AdaptiveResult& after, const Gradients& g, const std::string& candidate) {
   if (!exact_backward_) {
     const Gradients none = data_.new_gradients();
     const AttentionBackwardProblem p = data_.backward_problem(none);
     exact_backward_ = std::make_unique<reference::Backward>(reference::attention_backward(p, default_executor()));
     plain_backward_ = std::make_unique<PlainBackward>(plain_backward(p, exact_));
   }
-  std::vector<std::string> out;
   const reference::Backward& exact = *exact_backward_;
   const PlainBackward& plain = *plain_backward_;
   const reference::Backward expected =
@@ -240,13 +235,11 @@ std::vector<std::string> AdaptiveJudge::faults(const AdaptiveResult& after, cons
   const PlainTensor dq = moved(plain.dq, exact.dq, expected.dq), dk = moved(plain.dk, exact.dk, expected.dk),
                     dv = moved(plain.dv, exact.dv, expected.dv),
                     dsink = moved(plain.dsink, exact.dsink, expected.dsink);
-  add_messages(judged_by({.case_name = data_.spec.name, .candidate = "adaptive", .pass = Pass::backward},
-                         {{"dq", &g.dq, &expected.dq, &dq, factor_},
-                          {"dk", &g.dk, &expected.dk, &dk, factor_},
-                          {"dv", &g.dv, &expected.dv, &dv, factor_},
-                          {"dsink", &g.dsink, &expected.dsink, &dsink, kFactor}}),
-               out);
-  return out;
+  return judged_by({.case_name = data_.spec.name, .candidate = candidate, .pass = Pass::backward},
+                   {{"dq", &g.dq, &expected.dq, &dq, factor_},
+                    {"dk", &g.dk, &expected.dk, &dk, factor_},
+                    {"dv", &g.dv, &expected.dv, &dv, factor_},
+                    {"dsink", &g.dsink, &expected.dsink, &dsink, kFactor}});
 }
 
 }  // namespace heddle::kit

@@ -55,12 +55,12 @@ class AdaptiveJudge {
  public:
   explicit AdaptiveJudge(const CaseData& data);
 
-  // What is wrong with a forward's results, a sentence each:
-  //   o and lse are those of its blocks, by the accuracy rule; each row is within bound * longest value of exact
-  //   attention, beside that rule; bound is at most tol, and near what the reference finds for these blocks.
-  std::vector<std::string> faults(float tol, const AdaptiveResult& result) const;
-  // The same of gradients: those of what was computed.
-  std::vector<std::string> faults(const AdaptiveResult& after, const Gradients& gradients);
+  // A forward's results: o and lse are those of its blocks, by the accuracy rule; each row is within bound * longest
+  // value of exact attention, beside that rule; bound is at most tol, and near what the reference finds for these
+  // blocks.
+  CaseResult judge(float tol, const AdaptiveResult& result, const std::string& candidate = "cpu") const;
+  // Gradients: those of what was computed.
+  CaseResult judge(const AdaptiveResult& after, const Gradients& gradients, const std::string& candidate = "cpu");
 
  private:
   const CaseData& data_;

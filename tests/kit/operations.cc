@@ -1,7 +1,9 @@
 #include "kit/operations.h"
 
 #include "core/check.h"
+#include "heddle/adaptive.h"
 #include "heddle/linear.h"
+#include "kit/adaptive_case.h"
 #include "kit/linear_gradients.h"
 #include "kit/linear_table.h"
 #include "kit/merge_case.h"
@@ -24,6 +26,8 @@ std::string described(const MergeCase& s) {
 std::string described(const SparseCase& spec) {
   return text(described(spec.call), "; lists of ", spec.lists.entries, " blocks of ", spec.lists.block_size, " keys");
 }
+
+std::string described(const AdaptiveCase& spec) { return text(described(spec.call), "; tol ", spec.tol); }
 
 std::string described(const NamedLinearCase& row) {
   const LinearCase& c = row.spec;
@@ -65,6 +69,40 @@ class SparseRow final : public OperationCase {
 
  private:
   SparseRunner runner_;
+};
+
+class AdaptiveRow final : public OperationCase {
+ public:
+  AdaptiveRow(const AdaptiveCase& spec, Device)
+      : name_(text("adaptive_", spec.name)), tol_(spec.tol), data_(spec.call) {}
+  std::vector<std::string> candidates(Pass pass) const override {
+    const TensorView &q = data_.q.view(), &k = data_.k.view(), &v = data_.v.view();
+    return kernels_of(pass == Pass::forward ? explain_adaptive_attention(q, k, v, {.tol = tol_}, data_.options())
+                                            : explain_adaptive_attention_backward(q, k, v, {}, {}, data_.options()));
+  }
+  CaseResult check(Pass pass, const std::string& candidate) override {
+    AdaptiveResult forward(data_);
+    const double seconds = seconds_of([&] { forward = run_adaptive(data_, tol_, candidate); });
+    CaseResult out;
+    if (pass == Pass::forward) {
+      out = judge_.judge(tol_, forward, candidate);
+      out.seconds = seconds;
+    } else {
+      const AdaptiveResult after = exact_for_blocks(data_, tol_, forward);
+      Gradients gradients;
+      const double backward = seconds_of([&] { gradients = run_adaptive_backward(data_, after, candidate); });
+      out = judge_.judge(after, gradients, candidate);
+      out.seconds = backward;
+    }
+    out.case_name = name_;
+    return out;
+  }
+
+ private:
+  const std::string name_;
+  const float tol_;
+  const CaseData data_;
+  AdaptiveJudge judge_{data_};
 };
 
 class LinearRow final : public OperationCase {
@@ -152,6 +190,15 @@ std::vector<OperationRow> sparse_rows() {
   return rows;
 }
 
+std::vector<OperationRow> adaptive_rows() {
+  std::vector<OperationRow> rows;
+  for (const AdaptiveCase& spec : adaptive_cases()) {
+    rows.push_back(row_of<AdaptiveRow>("adaptive_attention", text("adaptive_", spec.name), Purpose::feature,
+                                       spec.call.dtype, spec.has_gradients(), spec));
+  }
+  return rows;
+}
+
 std::vector<OperationRow> linear_rows() {
   std::vector<OperationRow> rows;
   const auto forward = [&](const std::string& format) {
@@ -173,7 +220,8 @@ std::vector<OperationRow> linear_rows() {
 }  // namespace
 
 const std::vector<std::string>& operation_names() {
-  static const std::vector<std::string> names = {"attention", "merge_attention", "sparse_attention", "linear"};
+  static const std::vector<std::string> names = {"attention", "merge_attention", "sparse_attention",
+                                                 "adaptive_attention", "linear"};
   return names;
 }
 
@@ -182,6 +230,7 @@ std::vector<OperationRow> operation_rows(const std::string& operation, Precision
   if (precision != Precision::f32) return {};
   if (operation == "merge_attention") return merge_rows();
   if (operation == "sparse_attention") return sparse_rows();
+  if (operation == "adaptive_attention") return adaptive_rows();
   return linear_rows();
 }
 

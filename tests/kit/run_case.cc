@@ -74,6 +74,7 @@ std::string CaseResult::message() const {
                 "\n");
   }
   if (!damage.empty()) out += text(candidate, " on ", case_name, ": ", damage, "\n");
+  for (const std::string& fault : faults) out += text(candidate, " on ", case_name, ": ", fault, "\n");
   return out;
 }
 

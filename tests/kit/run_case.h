@@ -21,8 +21,9 @@ struct CaseResult {
   Pass pass = Pass::forward;
   bool passed = false;
   std::vector<Comparison> tensors = {};
-  std::string damage = {};  // not empty: memory outside an output was written
-  double seconds = 0.0;     // of the operation alone, one run, to its end
+  std::string damage = {};               // not empty: memory outside an output was written
+  std::vector<std::string> faults = {};  // what else is wrong, a sentence each
+  double seconds = 0.0;                  // of the operation alone, one run, to its end
   // Why it failed, one line for each tensor; empty if it passed.
   std::string message() const;
 };

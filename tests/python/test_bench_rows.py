@@ -484,6 +484,32 @@ class TestCpuRows:
         with pytest.raises(bench.Wrong, match="heddle and torch differ by 0.00"):
             bench.run_row(row, 0.0)
 
+    @pytest.mark.parametrize("name, least, most", [("adaptive_none", 0.0, 0.05), ("adaptive_most", 0.65, 0.85)])
+    def test_rows_with_a_tolerance_replace_what_they_say(self, monkeypatch, name, least, most):
+        import attention_bench
+        import contenders
+
+        monkeypatch.setattr(attention_bench, "SHORTEST_SAMPLE", 1e-6)
+        groups = json.loads((Path(attention_bench.__file__).parent / "shapes.json").read_text(encoding="utf-8"))[
+            "groups"
+        ]
+        group = next(group for group in groups if group["name"] == name)
+        assert sorted(group["shapes"]) == [[T, 8, D] for T in (2048, 8192) for D in (64, 128)] and group["dtypes"] == [
+            "f32",
+            "bf16",
+        ]
+        row = contenders.make_row(group, [512, 2, 64], "f32", 2)
+        found = attention_bench.run_row(row, 0.0)
+        assert least <= found["replaced"] <= most and 0 < found["tol"] < 2
+        assert found["difference"] <= found["limit"] and found["rival"] == "heddle dense" and sources.current(found)
+        operands = contenders.tolerated((512, 2, 64), "f32", group["replaced"])
+        row.calls = lambda: (
+            {"heddle": lambda: heddle.attention(2 * operands.q, operands.k, 9 * operands.v).transpose(1, 2),
+             "heddle dense": lambda: heddle.attention(operands.q, operands.k, operands.v).transpose(1, 2)}, {}
+        )  # fmt: skip
+        with pytest.raises(attention_bench.Wrong, match="heddle and heddle dense differ by"):
+            attention_bench.run_row(row, 0.0)
+
     def test_what_is_raced_against_sgemm_is_compared_with_torch(self):
         import attention_bench
         import contenders

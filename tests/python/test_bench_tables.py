@@ -365,6 +365,20 @@ class TestCpuTables:
         with pytest.raises(ValueError, match="no line takes the rows of sorting"):
             measured_table.attention([{"group": "sorting", "dtype": "f32"}])
 
+    def test_rows_with_a_tolerance_say_what_was_replaced(self):
+        row = {
+            "group": "adaptive_most", "name": "adaptive_most T2048 H8 D64 f32", "dtype": "f32", "ratio": 1.4, "ratio_quartiles": [1.3, 1.5],
+            "heddle_gflops": 100.0, "goal": 1.3, "met": True, "median_seconds": {"heddle": 0.01, "heddle dense": 0.014},
+            "rival": "heddle dense", "tol": 0.031, "replaced": 0.712,
+        }  # fmt: skip
+        assert "adaptive_most T2048 H8 D64 f32, tol 0.031: 71 % replaced" in measured_table.every([row])
+        summary = measured_table.attention([row])
+        assert "about 70 % of the blocks are replaced" in summary and "| 1 of 1 |" in summary
+
+    def test_every_group_that_would_be_measured_has_a_line(self):
+        groups = json.loads((ROOT / "bench/shapes.json").read_text(encoding="utf-8"))["groups"]
+        assert {group["name"] for group in groups} == set(measured_table.WORDS)
+
     def test_holding_to_a_target_starts_again_with_all_libraries_held(self, monkeypatch):
         started = []
         monkeypatch.setattr(os, "execve", lambda program, arguments, environment: started.append(environment))

@@ -32,7 +32,7 @@ def test_works_where_torch_cannot_be_imported():
 
 
 def test_parts_that_need_torch_say_how_to_install_it():
-    for part in ("distributed", "nn", "nsa", "flash_attn", "flash_attn_3"):
+    for part in ("distributed", "nn", "nsa", "selection", "flash_attn", "flash_attn_3"):
         for statement in (f"import heddle.{part}", f"import heddle; heddle.{part}", f"from heddle import {part}"):
             out = run(
                 "import sys; sys.modules['torch'] = None\n"

@@ -169,7 +169,7 @@ def test_overloads_are_of_the_function(module, name, count):
         assert all(p.kind == own[k].kind for k, p in itertools.islice(found.items(), at))
 
 
-PUBLIC = ("distributed", "lowbit", "nn", "nsa", "flash_attn", "flash_attn_3", "hosts.torch", "compat.asam")
+PUBLIC = ("distributed", "lowbit", "nn", "nsa", "selection", "flash_attn", "flash_attn_3", "hosts.torch", "compat.asam")
 
 
 @pytest.mark.parametrize("name", PUBLIC)
@@ -180,7 +180,7 @@ def test_dir_is_what_is_public(name):
 
 
 def test_dir_of_the_package():
-    extra = {"compat", "distributed", "flash_attn", "flash_attn_3", "nn", "nsa", "hosts", "__version__"}
+    extra = {"compat", "distributed", "flash_attn", "flash_attn_3", "nn", "nsa", "selection", "hosts", "__version__"}
     assert set(dir(heddle)) == {*heddle.__all__, *extra}
     assert all(hasattr(heddle, name) for name in dir(heddle))
     assert dir(importlib.import_module("heddle.hosts")) == ["torch", "transformers"]

@@ -1,4 +1,4 @@
-"""Patterns of sparse attention as sets of tiles, and sets of tiles as lists of key blocks.
+"""Patterns of sparse attention as sets of tiles, and attention over them.
 
 A tile is `block` rows by `block` keys; a set of tiles is bool [B or 1, H or 1, N, N], N = ceil(T / block), true where tile (n, c), rows of
 block n and keys of block c, is attended. The whole of a tile counts, but for what causality takes off the diagonal. Beside what attention
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from ...selection.lists import of_tiles
 from ...sparse import sparse_attention
 from .config import ASAMConfig
 
@@ -90,17 +91,6 @@ def static(name: str, config: ASAMConfig, left: torch.Tensor) -> torch.Tensor:
     return random(count, config.seed, config.num_heads, left)
 
 
-def lists_of(tiles: torch.Tensor, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """blocks int32 [B, N, L, N] and counts int32 [B, N, L] of ``heddle.sparse_attention``, of a set of tiles, L its heads."""
-    keys = torch.arange(tiles.shape[-1], device=tiles.device, dtype=torch.int32)
-    blocks = torch.where(tiles, keys, tiles.shape[-1]).sort(-1).values.int()
-    counts = tiles.sum(-1, dtype=torch.int32)
-    return (
-        blocks.transpose(1, 2).expand(batch, -1, -1, -1),
-        counts.transpose(1, 2).expand(batch, -1, -1),
-    )
-
-
 def attend(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -110,13 +100,13 @@ def attend(
     lengths: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of q, k, v [B, T, H, D] over a set of tiles: o [B, T, H, D] and lse float32 [B, H, T]. Rows without keys: 0, -inf."""
-    blocks, counts = lists_of(tiles, q.shape[0])
+    blocks, counts = of_tiles(tiles.transpose(1, 2))
     return sparse_attention(
         q,
         k,
         v,
-        blocks,
-        counts,
+        blocks.expand(q.shape[0], -1, -1, -1),
+        counts.expand(q.shape[0], -1, -1),
         block_size=config.block_size,
         query_rows=config.block_size,
         causal="top_left" if config.causal else "none",
