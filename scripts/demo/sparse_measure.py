@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-import statistics
 from dataclasses import dataclass
 
-from . import isolate, machine
-from .progress import NO_MEMORY, OUT_OF_TIME
+from . import isolate, rounds
+from .progress import OUT_OF_TIME
+from .rounds import FORWARD, GRADIENTS
 
 DTYPE = "float32"
 MODES = ("dense", "nsa", "seed", "seed_4_3", "fast")
 SHARING = MODES[2:]
-FORWARD, GRADIENTS = "forward", "gradients"
-MOST_ROUNDS, LEAST_ROUNDS = 9, 2
 KINDS = ("random", "alike")
 ALIKE = 0.95  # correlation of neighbouring positions
 EXACT_ROWS = 64
@@ -96,74 +94,27 @@ def needed(form: Form, length: int, direction: str) -> int:
     return (10 if direction == FORWARD else 25) * 4 * length * form.heads * form.head_size
 
 
-def named(mode: str, direction: str, length: int) -> str:
-    return f"{direction} of {mode} at length {length}"
-
-
-class Timer:
-    """Times the modes of each length in rounds, side by side, so that all meet the same noise."""
+class Timer(rounds.Timer):
+    """Of the modes of one form."""
 
     def __init__(self, form: Form, progress):
-        self.form, self.progress = form, progress
-        self.last: dict = {}  # (mode, direction) -> length and seconds of the last point
+        super().__init__(MODES, DTYPE, progress)
+        self.form = form
 
-    def expected(self, mode: str, direction: str, length: int) -> float:
-        """Seconds of a call; from the last point of this kind, else a cautious 20 GFLOP/s of dense attention."""
-        form = self.form
-        work = 2 * form.heads * form.head_size * length**2 * (1 if direction == FORWARD else 3.5)
-        at, seconds = self.last.get((mode, direction), (length, work / 20e9))
-        return seconds * (length / at) ** (2 if mode == "dense" else 1.5)
+    def inputs(self, length: int) -> list:
+        return inputs(self.form, length)
 
-    def along(self, lengths, direction: str, share: float) -> list[dict]:
-        """Points of all lengths; repeats take at most `share` seconds of a mode, less where the stage is short of time."""
-        points = []
-        for index, length in enumerate(lengths):
-            fair = 0.5 * self.progress.left() / ((len(lengths) - index) * len(MODES))
-            fresh = self.point(length, direction, min(share, fair))
-            points += fresh
-            if fresh:
-                said = ", ".join(f"{p['method']} {1e3 * p['seconds']:.1f} ms" for p in fresh)
-                self.progress.step(f"{direction}, length {length}: {said}")
-        return points
+    def runner(self, mode: str, direction: str, x: list):
+        return runner(self.form, mode, direction, x)
 
-    def point(self, length: int, direction: str, share: float) -> list[dict]:
-        progress, form = self.progress, self.form
-        if needed(form, length, direction) > 0.8 * machine.memory_bytes():
-            what = f"time: {direction} of all modes at length {length}"
-            progress.leave_out(what, NO_MEMORY, len(MODES), length)
-            return []
-        going, seconds, firsts = {}, {}, {}
-        x = None
-        for mode in MODES:
-            if self.expected(mode, direction, length) > progress.left():
-                progress.leave_out(f"time: {named(mode, direction, length)}", OUT_OF_TIME, length=length)
-                continue
-            x = x or inputs(form, length)
-            going[mode] = runner(form, mode, direction, x)
-            firsts[mode], _ = isolate.seconds(going[mode])
-            self.last[mode, direction] = (length, firsts[mode])
-            # What the first call does once weighs nothing beside seconds.
-            seconds[mode] = [firsts[mode]] if firsts[mode] > 1 else []
-        for number in range(MOST_ROUNDS):
-            for mode, call in going.items():
-                own = seconds[mode]
-                enough = len(own) >= LEAST_ROUNDS and sum(own) >= share
-                late = firsts[mode] > progress.left() and bool(own or number)
-                if enough or late or len(own) >= MOST_ROUNDS:
-                    continue
-                own.append(isolate.seconds(call)[0])
-        points = []
-        for mode, own in seconds.items():
-            if not own:
-                own.append(firsts[mode])
-            self.last[mode, direction] = (length, min(own))
-            points.append(
-                {
-                    "length": length, "method": mode, "dtype": DTYPE, "direction": direction,
-                    "seconds": min(own), "median": statistics.median(own), "rounds": len(own),
-                }
-            )  # fmt: skip
-        return points
+    def needed(self, length: int, direction: str) -> int:
+        return needed(self.form, length, direction)
+
+    def work(self, length: int, direction: str) -> float:
+        return 2 * self.form.heads * self.form.head_size * length**2 * (1 if direction == FORWARD else 3.5)
+
+    def growth(self, mode: str) -> float:
+        return 2 if mode == "dense" else 1.5
 
 
 def _held(form: Form, mode: str, direction: str, length: int) -> dict:
@@ -198,23 +149,7 @@ def _held(form: Form, mode: str, direction: str, length: int) -> dict:
 
 def memory(form: Form, lengths, direction: str, timer: Timer) -> list[dict]:
     """A point for each length and mode."""
-    progress, points = timer.progress, []
-    for length in lengths:
-        for mode in MODES:
-            what = f"memory: {named(mode, direction, length)}"
-            if needed(form, length, direction) > 0.8 * machine.memory_bytes():
-                progress.leave_out(what, NO_MEMORY, length=length)
-            elif 1.2 * timer.expected(mode, direction, length) + 1 > progress.left():
-                progress.leave_out(what, OUT_OF_TIME, length=length)
-            else:
-                try:
-                    points.append(isolate.call(_held, form, mode, direction, length, timeout=progress.left() + 10))
-                except isolate.ChildFailed as failed:
-                    progress.leave_out(what, str(failed), length=length)
-        own = [f"{p['method']} {p['beside'] / 2**20:.1f} MiB" for p in points if p["length"] == length]
-        if own:
-            progress.step(f"{direction}, length {length}: beside operands and results " + ", ".join(own))
-    return points
+    return rounds.memory(timer, lengths, direction, lambda *of: isolate.call(_held, form, *of[:-1], timeout=of[-1]))
 
 
 def relative(found, exact) -> float:
