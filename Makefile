@@ -7,7 +7,7 @@ BUDGET ?= 570
 demo: ## build, run the encoder, in low-bit formats too, and the sweeps, write report/index.html and lowbit.html; ACCURACY: relative error allowed; BUDGET: seconds to measure for, after the build
 	scripts/demo.sh --accuracy $(ACCURACY) --budget $(BUDGET)
 
-demo-sparse: ## build, measure native sparse attention beside dense attention, write report/sparse.html; BUDGET as above
+demo-sparse: ## build, measure native sparse attention beside dense attention and layers of adaptive sparse attention beside the public ones, write report/sparse.html and asam.html; BUDGET as above, for each
 	scripts/demo.sh --sparse --budget $(BUDGET)
 
 test: ## build from clean and run every test, C++ and Python

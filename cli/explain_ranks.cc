@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <iostream>
 #include <utility>
+#include <vector>
 
 #include "choices.h"
 #include "heddle/error.h"
@@ -18,7 +19,21 @@ using distributed::Scheme;
 using distributed::SchemeCost;
 
 constexpr Order kOrders[] = {Order::contiguous, Order::zigzag, Order::striped, Order::per_document, Order::balanced};
-constexpr Scheme kSchemes[] = {Scheme::gather, Scheme::ring};
+
+// 2d where it is none of the others.
+std::vector<Scheme> schemes_of(const Plan& plan) {
+  std::vector<Scheme> out = {Scheme::gather, Scheme::ring, Scheme::needed, Scheme::ulysses};
+  const int size = plan.ulysses(Scheme::two_dimensional);
+  if (1 < size && size < plan.problem().ranks) out.push_back(Scheme::two_dimensional);
+  return out;
+}
+
+// "2d, ulysses of 4 and ring"
+std::string scheme_text(const Plan& plan, Scheme scheme) {
+  if (scheme != Scheme::two_dimensional) return name_of(scheme);
+  return std::string(name_of(scheme)) + ", ulysses of " + std::to_string(plan.ulysses(scheme)) + " and " +
+         name_of(plan.across());
+}
 
 std::string digest_text(std::uint64_t digest) {
   char text[17];
@@ -44,13 +59,18 @@ Json json_of(const Plan& plan) {
                             {"keys_needed", plan.keys_needed(rank)},
                             {"runs", runs}});
   }
-  for (const Scheme scheme : kSchemes) {
+  for (const Scheme scheme : schemes_of(plan)) {
     const SchemeCost cost = plan.cost(scheme);
-    out["schemes"].push_back({{"name", name_of(scheme)},
-                              {"forward_bytes", cost.forward_bytes},
-                              {"forward_seconds", cost.forward_seconds},
-                              {"backward_bytes", cost.backward_bytes},
-                              {"backward_seconds", cost.backward_seconds}});
+    Json of_scheme = {{"name", name_of(scheme)},
+                      {"forward_bytes", cost.forward_bytes},
+                      {"forward_seconds", cost.forward_seconds},
+                      {"backward_bytes", cost.backward_bytes},
+                      {"backward_seconds", cost.backward_seconds}};
+    if (scheme == Scheme::two_dimensional) {
+      of_scheme["ulysses"] = plan.ulysses(scheme);
+      of_scheme["across"] = name_of(plan.across());
+    }
+    out["schemes"].push_back(of_scheme);
   }
   return out;
 }
@@ -77,11 +97,12 @@ void print(const Plan& plan) {
                  {"predicted forward", Align::right},
                  {"backward", Align::right},
                  {"verdict"}});
-  for (const Scheme scheme : kSchemes) {
+  const Scheme chosen = plan.chosen();
+  for (const Scheme scheme : schemes_of(plan)) {
     const SchemeCost cost = plan.cost(scheme);
-    schemes.add({name_of(scheme), bytes_text(cost.forward_bytes), bytes_text(cost.backward_bytes),
+    schemes.add({scheme_text(plan, scheme), bytes_text(cost.forward_bytes), bytes_text(cost.backward_bytes),
                  seconds_text(cost.forward_seconds), seconds_text(cost.backward_seconds),
-                 scheme == plan.chosen() ? green("chosen") : "possible"});
+                 scheme == chosen ? green("chosen") : "possible"});
   }
   schemes.print();
   const distributed::Costs& c = plan.problem().costs;
@@ -97,6 +118,9 @@ void RankFlags::add_to(CLI::App& verb) {
   std::vector<std::string> orders;
   for (const Order known : kOrders) orders.emplace_back(name_of(known));
   one_of(verb.add_option("--order", order, "Which rows each rank has, beside --ranks"), orders)->capture_default_str();
+  verb.add_option("--ulysses", ulysses,
+                  "Of 2d: ranks that exchange heads for rows, beside --ranks; 0: the plan's choice")
+      ->capture_default_str();
   verb.add_option("--documents", documents, "Lengths of documents that --length is packed of, beside --ranks");
   for (const auto& [flag, value, what] :
        {std::tuple{"--rate", &costs.forward_flops, "FLOP/s of a rank forward, beside --ranks"},
@@ -111,6 +135,7 @@ void RankFlags::check(const ProblemFlags& problem) const {
   if (ranks == 0) {
     if (!documents.empty())
       throw Error("--documents is given without --ranks: it is about a plan for several processes");
+    if (ulysses != 0) throw Error("--ulysses is given without --ranks: it is about a plan for several processes");
     return;
   }
   for (const auto& [given, flag] : {std::pair{problem.bias, "--bias"},
@@ -143,6 +168,7 @@ distributed::Problem RankFlags::problem_of(const ProblemFlags& problem) const {
     for (const std::int64_t length : documents) out.cu_seqlens.push_back(out.cu_seqlens.back() + length);
   }
   out.order = distributed::order_named(order, "explain");
+  out.ulysses = ulysses;
   out.costs = costs;
   return out;
 }

@@ -14,6 +14,7 @@ namespace heddle::cli {
 struct RankFlags {
   int ranks = 0;  // 0: one process's candidates are asked for
   std::string order = "zigzag";
+  int ulysses = 0;                      // of 2d; 0: the plan's choice
   std::vector<std::int64_t> documents;  // lengths
   distributed::Costs costs;
 

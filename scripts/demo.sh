@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Builds Heddle and runs the demo: report/index.html and lowbit.html. Arguments go to it: `--budget` is the time in seconds for
-# measuring. The build is not counted; the pages say how long it took. `--sparse`, first, is the page on native sparse attention,
-# report/sparse.html, alone.
+# measuring. The build is not counted; the pages say how long it took. `--sparse`, first, is the pages on native and on adaptive
+# sparse attention, report/sparse.html and asam.html, alone, with that time for each.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-demo=scripts.demo
+demos=(scripts.demo)
 if [[ ${1-} == --sparse ]]; then
-  demo=scripts.demo.sparse
+  demos=(scripts.demo.sparse scripts.demo.asam)
   shift
 fi
 scripts/setup.sh
@@ -17,4 +17,7 @@ kernels=OFF
 if nvidia-smi -L >/dev/null 2>&1; then kernels=AUTO; fi
 cmake --preset release -DHEDDLE_CUDA=$kernels
 cmake --build --preset demo
-PYTHONPATH=build/release/python exec .venv/bin/python -m "$demo" --build-seconds "$(($(date +%s) - begun))" "$@"
+built=$(($(date +%s) - begun))
+for demo in "${demos[@]}"; do
+  PYTHONPATH=build/release/python .venv/bin/python -m "$demo" --build-seconds "$built" "$@"
+done

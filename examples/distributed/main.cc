@@ -1,6 +1,6 @@
 // Attention over the processes of an MPI job, forward and backward, held against one process.
 //
-// usage: mpiexec -n RANKS heddle_distributed [ROWS [gather|ring|auto]]
+// usage: mpiexec -n RANKS heddle_distributed [ROWS [gather|ring|needed|ulysses|2d|auto]]
 #include <heddle/attention.h>
 #include <heddle/distributed_mpi.h>
 #include <heddle/error.h>

@@ -5,8 +5,12 @@
 // few runs, one after the other in its tensors, [B, rows, H, D] and so on. A scheme is how keys get to rows:
 //   gather   all keys to every rank, then a call or a few
 //   ring     keys go from rank to rank; a call or a few for each rank's keys, merged (heddle/partial.h)
+//   needed   to every rank those keys that some row of its own attends, then as gather
+//   ulysses  heads for rows: every rank gets all rows of some heads, computes them, and sends back what is others'
+//   2d       ulysses inside of groups of ranks; across groups, of which each has some rows, one of the first three
 // Liu, Zaharia and Abbeel (ring attention), arXiv 2310.01889; Brandon et al. (striped), arXiv 2311.09431; Dubey et al.
-// (keys gathered, two chunks a rank), arXiv 2407.21783.
+// (keys gathered, two chunks a rank), arXiv 2407.21783; Jacobs et al. (Ulysses), arXiv 2309.14509; Fang and Zhao (both
+// together), arXiv 2405.07719.
 #pragma once
 
 #include <chrono>
@@ -30,11 +34,11 @@ namespace heddle::distributed {
 //   balanced      parts of about S / (16 P) rows, cut at documents, by a solver: pairs as even as it gets while no rank
 //                 has more than ceil(S / P) rows
 enum class Order : std::uint8_t { contiguous, zigzag, striped, per_document, balanced };
-// automatic: whichever is predicted to take less time, forward and backward together.
-enum class Scheme : std::uint8_t { automatic, gather, ring };
+// automatic: whichever is predicted to take the least time, forward and backward together.
+enum class Scheme : std::uint8_t { automatic, gather, ring, needed, ulysses, two_dimensional };
 
 const char* name_of(Order order);    // "contiguous", "zigzag", "striped", "per_document", "balanced"
-const char* name_of(Scheme scheme);  // "auto", "gather", "ring"
+const char* name_of(Scheme scheme);  // "auto", "gather", "ring", "needed", "ulysses", "2d"
 // By these names. Throw Error "[operation] order is 'x': it must be one of ...".
 Order order_named(const std::string& name, const std::string& operation);
 Scheme scheme_named(const std::string& name, const std::string& operation);
@@ -71,6 +75,9 @@ struct Problem {
   std::vector<Area> areas = {};
 
   Order order = Order::zigzag;
+  // Of Scheme::two_dimensional: how many ranks, one after the other, exchange heads for rows; a divisor of `ranks`. 0:
+  // the largest divisor below `ranks` that is no more than kv_heads, or the least above 1.
+  int ulysses = 0;
   Costs costs = {};
 };
 
@@ -96,9 +103,19 @@ struct Piece {
 
 // Of one scheme, the largest of all ranks.
 struct SchemeCost {
-  double forward_bytes = 0, backward_bytes = 0;      // that a rank sends
+  double forward_bytes = 0, backward_bytes = 0;      // that a rank sends, all gradients wanted
   double forward_seconds = 0, backward_seconds = 0;  // predicted; communication is hidden behind products in `ring`
 };
+
+// Query heads [begin, end), and the key heads that they attend with.
+struct HeadShare {
+  std::int64_t begin = 0, end = 0, kv_begin = 0, kv_end = 0;
+  bool operator==(const HeadShare&) const = default;
+};
+// Heads dealt out to ranks that exchange them for rows, ascending: no rank has more than ceil(heads / ranks), and the
+// last ones may have fewer, or none. A share ends with a group of query heads where that rule leaves the choice; a key
+// head whose group is cut is of several shares.
+std::vector<HeadShare> head_shares(std::int64_t heads, std::int64_t kv_heads, int ranks);
 
 // Which rank has which rows, and what follows from that. Needs no processes. The same problem gives the same plan.
 class Plan {
@@ -130,9 +147,28 @@ class Plan {
   std::vector<std::vector<Piece>> ring_pieces(int rank) const;
   // How often keys are sent on: P - 1, or less where windows or documents let the ring end early.
   int ring_hops() const { return ring_hops_; }
+  // The keys that some row of the rank attends, its own among them, ascending: runs of the whole, one after the other
+  // in a buffer, whose row each begins at is `local`. And the calls over that buffer.
+  std::vector<Run> needed_keys(int rank) const;
+  std::vector<Piece> needed_pieces(int rank) const;
 
-  SchemeCost cost(Scheme scheme) const;  // gather or ring
+  // How many ranks exchange heads for rows: in `ulysses` all, in `2d` Problem::ulysses or what 0 stands for, else 1.
+  int ulysses(Scheme scheme) const;
+  // The plan in which each `size` ranks, one after the other, are one, with all their rows. Throws Error unless size
+  // divides the ranks.
+  Plan grouped(int size) const;
+  // Of `2d`: how keys get from group to group, whichever of gather, ring and needed is predicted to take the least
+  // time.
+  Scheme across() const;
+
+  SchemeCost cost(Scheme scheme) const;  // not of Scheme::automatic
   Scheme chosen() const;                 // what Scheme::automatic is
+
+  // What a rank sends in a scheme; `cost` has the largest of these.
+  struct Bytes {
+    double forward = 0, backward = 0;
+  };
+  Bytes bytes(Scheme scheme, int rank) const;
 
   // Of the problem without its costs, and of all runs: ranks with the same digest have the same plan.
   std::uint64_t digest() const { return digest_; }
@@ -143,8 +179,8 @@ class Plan {
     std::int64_t rows = 0;
     double pairs = 0;
   };
-  SchemeCost gather_cost() const;
-  SchemeCost ring_cost() const;
+  Plan(Problem problem, std::vector<Area> areas, std::vector<std::vector<Run>> runs);
+  void deal(std::vector<std::vector<Run>> runs);
 
   Problem problem_;
   std::vector<Area> areas_;
@@ -178,6 +214,9 @@ class Communicator {
   // Every rank's part to every rank; parts may differ in length: parts[r] is as long as rank r's `part`.
   void all_gather(std::span<const std::byte> part, std::span<const std::span<std::byte>> parts,
                   const std::string& what);
+  // out[r] to rank r, in[r] from it, as many bytes as it sends here; what is empty is not sent. out[rank()] is copied.
+  void all_to_all(std::span<const std::span<const std::byte>> out, std::span<const std::span<std::byte>> in,
+                  const std::string& what);
   // parts[r] is what this rank adds to rank r's sum. sum = rank 0's part + rank 1's + ..., in this order whatever comes
   // first. scratch: of sum's size.
   void reduce_scatter(std::span<const std::span<const float>> parts, std::span<float> sum, std::span<float> scratch,
@@ -194,7 +233,7 @@ std::vector<std::unique_ptr<Communicator>> thread_communicators(int size, std::c
 struct Options {
   std::optional<float> scale;  // default 1 / sqrt(D)
   float softcap = 0.0f;
-  TensorView alibi_slopes = {};  // f32 [H]; distances are in the document or area. Not with Order::striped
+  TensorView alibi_slopes = {};  // f32 [H]; distances are in the document or area. Order::striped: in `ulysses` alone
   TensorView sink = {};          // f32 [H], the same on all ranks
   std::string force = {};        // a candidate of attention
 };
@@ -215,7 +254,7 @@ class RankAttention {
   RankAttention(const RankAttention&) = delete;
   RankAttention& operator=(const RankAttention&) = delete;
 
-  Scheme scheme() const;  // gather or ring
+  Scheme scheme() const;  // not automatic
 
   // q [B, rows, H, D], k [B, rows, Hkv, D], v [B, rows, Hkv, Dv], of one dtype: the rank's rows, in the plan's order.
   // Writes o [B, rows, H, Dv], f32 or of q's dtype, and, if given, lse, f32 [B, H, rows]. The first call with a plan,
@@ -223,9 +262,11 @@ class RankAttention {
   // argument before anything is sent, RuntimeError where a rank is lost.
   void forward(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& o,
                const TensorView& lse, const Options& options = {}, const Runtime& runtime = {});
-  // o and lse are those that forward wrote; d_o has o's shape, d_lse, if given, lse's. Keys are sent once more. dk and
-  // dv are summed in f32: in `gather` rank 0's share, then rank 1's and so on; in `ring` that of the rank behind the
-  // one that has the keys, then the next one's, and its own with that sum. Bits do not depend on which rank is fast.
+  // o and lse are those that forward wrote; d_o has o's shape, d_lse, if given, lse's. Keys are sent once more, and in
+  // `ulysses` and `2d` all that forward sent and got. dk and dv are summed in f32: in `gather` and `needed` rank 0's
+  // share, then rank 1's and so on; in `ring` that of the rank behind the one that has the keys, then the next one's,
+  // and its own with that sum; in `ulysses`, where ranks share a key head, in the order of ranks; in `2d` across groups
+  // first, as the scheme there does, then as `ulysses`. Bits do not depend on which rank is fast.
   void backward(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& o,
                 const TensorView& lse, const TensorView& d_o, const TensorView& d_lse, const Gradients& gradients,
                 const Options& options = {}, const Runtime& runtime = {});

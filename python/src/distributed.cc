@@ -26,7 +26,8 @@ using AreaItems = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int6
 
 Plan* make(std::int64_t rows, int ranks, const std::vector<std::int64_t>& sizes, const std::string& dtype, int causal,
            std::int64_t window_left, std::int64_t window_right, const std::vector<std::int64_t>& cu_seqlens,
-           const std::vector<AreaItems>& areas, const std::string& order, const std::vector<double>& costs) {
+           const std::vector<AreaItems>& areas, const std::string& order, int ulysses,
+           const std::vector<double>& costs) {
   Problem p{.rows = rows, .ranks = ranks};
   p.batch = sizes.at(0), p.heads = sizes.at(1), p.kv_heads = sizes.at(2);
   p.head_size = sizes.at(3), p.head_size_v = sizes.at(4);
@@ -38,6 +39,7 @@ Plan* make(std::int64_t rows, int ranks, const std::vector<std::int64_t>& sizes,
     p.areas.push_back({q_begin, q_end, key_begin, key_end, static_cast<Causal>(of_area), left, right});
   }
   p.order = order_named(order, kOperation);
+  p.ulysses = ulysses;
   p.costs = {costs.at(0), costs.at(1), costs.at(2), costs.at(3), costs.at(4)};
   nb::gil_scoped_release released;
   return new Plan(std::move(p));
@@ -67,11 +69,12 @@ nb::list runs(const Plan& plan, int rank) {
 // A list for each step, of tuples in the order of distributed::Piece's members but for its pairs; int32 as bytes.
 nb::list pieces(const Plan& plan, int rank, const std::string& scheme) {
   checked_rank(plan, rank);
+  const Scheme named = scheme_named(scheme, kOperation);
   std::vector<std::vector<Piece>> steps;
-  if (scheme_named(scheme, kOperation) == Scheme::ring) {
+  if (named == Scheme::ring) {
     steps = plan.ring_pieces(rank);
   } else {
-    steps.push_back(plan.gather_pieces(rank));
+    steps.push_back(named == Scheme::needed ? plan.needed_pieces(rank) : plan.gather_pieces(rank));
   }
   nb::list out;
   for (const std::vector<Piece>& step : steps) {
@@ -87,6 +90,24 @@ nb::list pieces(const Plan& plan, int rank, const std::string& scheme) {
   return out;
 }
 
+// (begin, end, kv_begin, kv_end) of each rank that exchanges heads for rows.
+nb::list shares(std::int64_t heads, std::int64_t kv_heads, int ranks) {
+  nb::list out;
+  for (const HeadShare& share : head_shares(heads, kv_heads, ranks)) {
+    out.append(nb::make_tuple(share.begin, share.end, share.kv_begin, share.kv_end));
+  }
+  return out;
+}
+
+// The whole's rows of the keys that a rank needs, ascending.
+nb::bytes needed_keys(const Plan& plan, int rank) {
+  std::vector<std::int64_t> out;
+  for (const Run& run : plan.needed_keys(checked_rank(plan, rank))) {
+    for (std::int64_t n = 0; n < run.count; ++n) out.push_back(run.begin + n);
+  }
+  return bytes_of(out);
+}
+
 // Forward: bytes, seconds; backward: bytes, seconds.
 nb::tuple cost(const Plan& plan, const std::string& scheme) {
   const SchemeCost c = plan.cost(scheme_named(scheme, kOperation));
@@ -99,16 +120,23 @@ void bind_distributed(nb::module_& module) {
   nb::class_<Plan>(module, "ShardPlan")
       .def_static("make", &make, nb::arg("rows"), nb::arg("ranks"), nb::arg("sizes"), nb::arg("dtype"),
                   nb::arg("causal"), nb::arg("window_left"), nb::arg("window_right"), nb::arg("cu_seqlens"),
-                  nb::arg("areas"), nb::arg("order"), nb::arg("costs"), nb::rv_policy::take_ownership)
+                  nb::arg("areas"), nb::arg("order"), nb::arg("ulysses"), nb::arg("costs"),
+                  nb::rv_policy::take_ownership)
       .def_prop_ro("balance", &Plan::balance)
       .def_prop_ro("digest", &Plan::digest)
       .def_prop_ro("ring_hops", &Plan::ring_hops)
+      .def("across", [](const Plan& plan) { return std::string(name_of(plan.across())); })
       .def("chosen", [](const Plan& plan) { return std::string(name_of(plan.chosen())); })
       .def("cost", &cost, nb::arg("scheme"))
+      .def(
+          "grouped", [](const Plan& plan, int size) { return new Plan(plan.grouped(size)); }, nb::arg("size"),
+          nb::rv_policy::take_ownership)
+      .def_static("head_shares", &shares, nb::arg("heads"), nb::arg("kv_heads"), nb::arg("ranks"))
       .def("inverse", [](const Plan& plan) { return bytes_of(plan.inverse()); })
       .def(
           "keys_needed", [](const Plan& plan, int rank) { return plan.keys_needed(checked_rank(plan, rank)); },
           nb::arg("rank"))
+      .def("needed_keys", &needed_keys, nb::arg("rank"))
       .def(
           "pairs", [](const Plan& plan, int rank) { return plan.pairs(checked_rank(plan, rank)); }, nb::arg("rank"))
       .def("permutation", [](const Plan& plan) { return bytes_of(plan.permutation()); })
@@ -118,7 +146,11 @@ void bind_distributed(nb::module_& module) {
           nb::arg("rank"))
       .def(
           "rows", [](const Plan& plan, int rank) { return plan.rows(checked_rank(plan, rank)); }, nb::arg("rank"))
-      .def("runs", &runs, nb::arg("rank"));
+      .def("runs", &runs, nb::arg("rank"))
+      .def(
+          "ulysses",
+          [](const Plan& plan, const std::string& scheme) { return plan.ulysses(scheme_named(scheme, kOperation)); },
+          nb::arg("scheme"));
 }
 
 }  // namespace heddle::python

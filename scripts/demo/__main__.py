@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -163,23 +162,11 @@ def run(options) -> dict:
     return report
 
 
-def write(folder: Path, report: dict) -> None:
-    """report.json and the pages, each replaced whole."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in (
-        ("report.json", json.dumps(report, indent=1)),
-        (html.INDEX, html.page(report)),
-        (html.LOWBIT, html.lowbit(report)),
-    ):
-        fresh = folder / (name + ".new")
-        fresh.write_text(content, encoding="utf-8")
-        os.replace(fresh, folder / name)
-
-
 def main(argv=None) -> int:
     options = arguments(argv)
     report = run(options)
-    write(options.out, report)
+    pages = {html.INDEX: html.page(report), html.LOWBIT: html.lowbit(report)}
+    html.write(options.out, {"report.json": json.dumps(report, indent=1)} | pages)
     left_out = sum(item["count"] for item in report["left_out"])
     print(
         f"\nDone in {report['seconds']:.0f} s; {left_out} measurements left out or cut short.\nOpen {options.out / 'index.html'}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -13,8 +14,9 @@ from .parts import NOTHING, by_reason, figure, kind_text, missing, stages
 from .units import count_text, error_text, seconds_text, times_text
 
 HERE = Path(__file__).parent
-INDEX, LOWBIT = "index.html", "lowbit.html"
+INDEX, LOWBIT, SPARSE, ASAM = "index.html", "lowbit.html", "sparse.html", "asam.html"
 PAGES = {INDEX: "attention", LOWBIT: "low-bit weights"}
+SPARSE_PAGES = {SPARSE: "sparse attention", ASAM: "adaptive sparse attention"} | PAGES
 
 TEMPLATES = Environment(
     loader=FileSystemLoader(HERE / "templates"),
@@ -25,6 +27,15 @@ TEMPLATES = Environment(
 )
 for _name in ("bytes_text", "count_text", "error_text", "seconds_text", "times_text"):
     TEMPLATES.filters[_name] = getattr(units, _name)
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
+    """Files of a folder by their names, each replaced whole."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        fresh = folder / (name + ".new")
+        fresh.write_text(content, encoding="utf-8")
+        os.replace(fresh, folder / name)
 
 
 def document(name: str, subject: str, report: dict, pages: dict[str, str] = PAGES, **more) -> str:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from . import laws, machine, sparse_gpu, sparse_page
+from . import html, laws, machine, sparse_gpu, sparse_page
 from . import sparse_measure as measure
 from .progress import Progress
 
@@ -34,9 +33,7 @@ def arguments(argv) -> argparse.Namespace:
         type=float,
         help="how long the build before took, to be said on the page; no part of the budget",
     )
-    parser.add_argument(
-        "--out", type=Path, default=machine.ROOT / "report", help=f"folder of {sparse_page.SPARSE} and {DATA}"
-    )
+    parser.add_argument("--out", type=Path, default=machine.ROOT / "report", help=f"folder of {html.SPARSE} and {DATA}")
     parser.add_argument(
         "--lengths",
         type=lambda s: sorted(int(x) for x in s.split(",")),
@@ -100,23 +97,14 @@ def run(options) -> dict:
     return report
 
 
-def write(folder: Path, report: dict) -> None:
-    """The page and its figures, each replaced whole."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in ((DATA, json.dumps(report, indent=1)), (sparse_page.SPARSE, sparse_page.page(report))):
-        fresh = folder / (name + ".new")
-        fresh.write_text(content, encoding="utf-8")
-        os.replace(fresh, folder / name)
-
-
 def main(argv=None) -> int:
     options = arguments(argv)
     report = run(options)
-    write(options.out, report)
+    html.write(options.out, {DATA: json.dumps(report, indent=1), html.SPARSE: sparse_page.page(report)})
     left_out = sum(item["count"] for item in report["left_out"])
     print(
         f"\nDone in {report['seconds']:.0f} s; {left_out} measurements left out or cut short.\n"
-        f"Open {options.out / sparse_page.SPARSE}"
+        f"Open {options.out / html.SPARSE}"
     )
     return 0
 

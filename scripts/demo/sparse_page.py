@@ -8,8 +8,6 @@ from .parts import NOTHING, Cell, by_reason, missing, spread_text, stages
 from .sparse_measure import ALIKE, EXACT_ROWS, FORWARD, GRADIENTS, MODES, SHARING
 from .units import bytes_text, count_text, error_text, seconds_text, times_text
 
-SPARSE = "sparse.html"
-PAGES = {SPARSE: "sparse attention"} | html.PAGES
 NAMES = {"dense": "dense", "nsa": "NSA", "seed": "seed", "seed_4_3": "seed_4_3", "fast": "fast"}
 COLOURS = {"dense": "c-baseline", "nsa": "c-flash", "seed": "c-p2", "seed_4_3": "c-p3", "fast": "c-p0"}
 TITLES = {FORWARD: "Forward", GRADIENTS: "Forward and gradients"}
@@ -31,10 +29,10 @@ def page(report: dict) -> str:
     """The whole document; `report` as sparse.run returns it. A section without a measurement is left out."""
     form = report["form"]
     return html.document(
-        SPARSE,
+        html.SPARSE,
         "native sparse attention",
         report,
-        PAGES,
+        html.SPARSE_PAGES,
         title=_title(report),
         tiles_of_page=list(_tiles(report)),
         missing=missing(report["left_out"], report["settings"]["budget_seconds"]),

@@ -20,12 +20,17 @@ endforeach()
 
 # heddle_kernels_for(code, pattern): those that match and that no earlier call took are compiled with these options.
 macro(heddle_kernels_for code pattern)
+  set(codes ${code})
+  if(HEDDLE_CUDA_ONE_CODE)
+    list(GET codes -1 codes)
+    string(REGEX REPLACE "code=\\[([a-z0-9_]+),.*\\]" "code=\\1" codes "${codes}")
+  endif()
   set(names ${heddle_kernels})
   list(FILTER names INCLUDE REGEX "^${pattern}")
   list(REMOVE_ITEM heddle_kernels ${names})
   heddle_kernel_sources(sources ${names})
   target_sources(heddle PRIVATE ${sources})
-  set_source_files_properties(${sources} PROPERTIES COMPILE_OPTIONS "${code}")
+  set_source_files_properties(${sources} PROPERTIES COMPILE_OPTIONS "${codes}")
 endmacro()
 # Hopper runs it for what sm90 refuses: code for it, so that no first call waits for a compiler.
 heddle_kernels_for("-gencode=arch=compute_80,code=[sm_80,sm_90,compute_80]" "sm80/attention_fwd/")

@@ -6,9 +6,9 @@
 
 namespace heddle::distributed {
 
-Call checked_call(const char* operation, const Plan& plan, int rank, const TensorView& q, const TensorView& k,
-                  const TensorView& v, const TensorView& o, const TensorView& lse, const Options& options,
-                  const Runtime& runtime) {
+Call checked_call(const char* operation, const Plan& plan, Scheme scheme, int rank, const TensorView& q,
+                  const TensorView& k, const TensorView& v, const TensorView& o, const TensorView& lse,
+                  const Options& options, const Runtime& runtime) {
   const Check check(operation);
   check.tensor(q, "q", q.dtype, Device::cpu, 4);
   check.require(q.dtype == DType::f32 || q.dtype == DType::f16 || q.dtype == DType::bf16, "q is ", name_of(q.dtype),
@@ -42,7 +42,8 @@ Call checked_call(const char* operation, const Plan& plan, int rank, const Tenso
     check.tensor(*x, name, DType::f32, Device::cpu, 1);
     check.require(x->shape[0] == q.shape[2], name, " is ", *x, ": it must be [H], ", q.shape[2]);
   }
-  check.require(!options.alibi_slopes.given() || plan.problem().order != Order::striped || plan.problem().ranks == 1,
+  const bool apart = plan.problem().order == Order::striped && plan.ulysses(scheme) < plan.problem().ranks;
+  check.require(!options.alibi_slopes.given() || !apart,
                 "alibi_slopes are given and the plan's order is striped: its rows stand for several positions each, "
                 "which ALiBi is not about");
   return {q, k, v, o, lse, options, runtime, {q.shape[0], k.shape[2], q.shape[3], v.shape[3], q.dtype}};
@@ -75,13 +76,20 @@ void check_backward(const Call& call, const TensorView& d_o, const TensorView& d
   }
 }
 
-std::vector<Agreement::Word> words_of(const Call& call, const Plan& plan, Scheme scheme, const Gradients* gradients) {
+std::vector<Agreement::Word> words_of(const Call& call, const Plan& plan, Scheme scheme, Scheme across,
+                                      const Gradients* gradients) {
   const auto bits = [](float x) { return std::bit_cast<std::int32_t>(x); };
   const Options& options = call.options;
   const float scale = options.scale.value_or(1.0f / std::sqrt(static_cast<float>(call.keys.head_size)));
   const Gradients none = {}, &g = gradients != nullptr ? *gradients : none;
+  // Where heads move, o and dq do in the dtypes that they have.
+  const auto moved_dtype = [&](const TensorView& x) {
+    return heads_move(scheme) && x.given() ? static_cast<std::int64_t>(x.dtype) : -1;
+  };
   return {{"plan", static_cast<std::int64_t>(plan.digest()), Agreement::Shown::digest},
           {"scheme", static_cast<std::int64_t>(scheme)},
+          {"ulysses", plan.ulysses(scheme)},
+          {"scheme across groups", static_cast<std::int64_t>(across)},
           {"batch", call.batch()},
           {"heads", call.heads()},
           {"kv_heads", call.keys.heads},
@@ -93,7 +101,9 @@ std::vector<Agreement::Word> words_of(const Call& call, const Plan& plan, Scheme
           {"alibi_slopes", options.alibi_slopes.given()},
           {"sink", options.sink.given()},
           {"backward", gradients != nullptr},
+          {"dtype of o", moved_dtype(call.o)},
           {"dq", g.dq.given()},
+          {"dtype of dq", moved_dtype(g.dq)},
           {"dk and dv", g.dk.given() || g.dv.given()},
           {"dsink", g.dsink.given()}};
 }

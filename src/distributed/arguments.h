@@ -9,6 +9,8 @@ namespace heddle::distributed {
 inline constexpr const char* kForward = "distributed.forward";
 inline constexpr const char* kBackward = "distributed.backward";
 
+inline bool heads_move(Scheme scheme) { return scheme == Scheme::ulysses || scheme == Scheme::two_dimensional; }
+
 struct Call {
   const TensorView &q, &k, &v, &o, &lse;
   const Options& options;
@@ -20,12 +22,13 @@ struct Call {
 };
 
 // Throws Error. The result refers to the arguments.
-Call checked_call(const char* operation, const Plan& plan, int rank, const TensorView& q, const TensorView& k,
-                  const TensorView& v, const TensorView& o, const TensorView& lse, const Options& options,
-                  const Runtime& runtime);
+Call checked_call(const char* operation, const Plan& plan, Scheme scheme, int rank, const TensorView& q,
+                  const TensorView& k, const TensorView& v, const TensorView& o, const TensorView& lse,
+                  const Options& options, const Runtime& runtime);
 // What a backward has besides. Throws Error.
 void check_backward(const Call& call, const TensorView& d_o, const TensorView& d_lse, const Gradients& gradients);
-// gradients: of a backward, else null.
-std::vector<Agreement::Word> words_of(const Call& call, const Plan& plan, Scheme scheme, const Gradients* gradients);
+// across: between groups, where heads move. gradients: of a backward, else null.
+std::vector<Agreement::Word> words_of(const Call& call, const Plan& plan, Scheme scheme, Scheme across,
+                                      const Gradients* gradients);
 
 }  // namespace heddle::distributed

@@ -36,6 +36,22 @@ void Communicator::all_gather(std::span<const std::byte> part, std::span<const s
   for (const auto& transfer : transfers) transfer->wait();
 }
 
+void Communicator::all_to_all(std::span<const std::span<const std::byte>> out, std::span<const std::span<std::byte>> in,
+                              const std::string& what) {
+  const auto ranks = static_cast<std::size_t>(size()), self = static_cast<std::size_t>(rank());
+  Check("distributed.all_to_all")
+      .require(out.size() == ranks && in.size() == ranks && out[self].size() == in[self].size(), "out has ", out.size(),
+               " parts and in ", in.size(), ": each must have one for each of ", ranks,
+               " ranks, and those of the rank itself one length");
+  Transfers transfers;
+  for (std::size_t distance = 1; distance < ranks; ++distance) {
+    const std::size_t to = (self + distance) % ranks, from = (self + ranks - distance) % ranks;
+    transfers.push_back(exchange(out[to], static_cast<int>(to), in[from], static_cast<int>(from), what));
+  }
+  if (!out[self].empty()) std::memcpy(in[self].data(), out[self].data(), out[self].size());
+  for (const auto& transfer : transfers) transfer->wait();
+}
+
 void Communicator::reduce_scatter(std::span<const std::span<const float>> parts, std::span<float> sum,
                                   std::span<float> scratch, const std::string& what) {
   const int ranks = size(), self = rank();

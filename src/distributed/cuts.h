@@ -10,12 +10,15 @@
 
 namespace heddle::distributed {
 
-// The parts of runs, which ascend and do not overlap, in [from, to). A run of steps stands alone (Order::striped).
+// The parts in [from, to) of runs that ascend and share no row. Runs of steps lie in one another, all of one step.
 inline std::vector<Run> inside(std::span<const Run> runs, std::int64_t from, std::int64_t to) {
   const auto end = [](const Run& run) { return run.begin + run.step * (run.count - 1) + 1; };
   std::vector<Run> out;
-  for (auto run = std::ranges::partition_point(runs, [&](const Run& r) { return end(r) <= from; });
-       run != runs.end() && run->begin < to; ++run) {
+  auto run = runs.begin();
+  if (!runs.empty() && run->step == 1) {
+    run = std::ranges::partition_point(runs, [&](const Run& r) { return end(r) <= from; });
+  }
+  for (; run != runs.end() && run->begin < to; ++run) {
     const std::int64_t first = std::max<std::int64_t>(ceil_div(from - run->begin, run->step), 0);
     const std::int64_t last = std::min(ceil_div(to - run->begin, run->step), run->count);
     if (first >= last) continue;

@@ -113,15 +113,18 @@ std::vector<std::vector<Run>> dealt_rows(const Problem& problem, const std::vect
       out = balanced_rows(problem, areas);
       break;
   }
-  for (std::vector<Run>& runs : out) {
-    runs = joined(runs);
-    // Areas that were given may share rows, and leave some out: their rows stay as they are.
-    if (problem.areas.empty()) runs = in_waves(runs, areas);
-    std::int64_t local = 0;
-    for (Run& run : runs) {
-      run.local = local;
-      local += run.count;
-    }
+  for (std::vector<Run>& runs : out) runs = arranged(runs, problem, areas);
+  return out;
+}
+
+std::vector<Run> arranged(const std::vector<Run>& runs, const Problem& problem, const std::vector<Area>& areas) {
+  std::vector<Run> out = joined(runs);
+  // Areas that were given may share rows, and leave some out: their rows stay as they are.
+  if (problem.areas.empty()) out = in_waves(out, areas);
+  std::int64_t local = 0;
+  for (Run& run : out) {
+    run.local = local;
+    local += run.count;
   }
   return out;
 }

@@ -21,6 +21,9 @@ class PairCounter {
 // For each rank its runs as its tensors have them, wave after wave.
 std::vector<std::vector<Run>> dealt_rows(const Problem& problem, const std::vector<Area>& areas);
 
+// A rank's runs, ascending, as its tensors have them.
+std::vector<Run> arranged(const std::vector<Run>& runs, const Problem& problem, const std::vector<Area>& areas);
+
 // Order::balanced: for each rank its parts, ascending, neighbours joined; waves are not told.
 std::vector<std::vector<Run>> balanced_rows(const Problem& problem, const std::vector<Area>& areas);
 

@@ -19,8 +19,9 @@ constexpr NamedValue<Order> kOrders[] = {{"contiguous", Order::contiguous},
                                          {"striped", Order::striped},
                                          {"per_document", Order::per_document},
                                          {"balanced", Order::balanced}};
-constexpr NamedValue<Scheme> kSchemes[] = {
-    {"auto", Scheme::automatic}, {"gather", Scheme::gather}, {"ring", Scheme::ring}};
+constexpr NamedValue<Scheme> kSchemes[] = {{"auto", Scheme::automatic},  {"gather", Scheme::gather},
+                                           {"ring", Scheme::ring},       {"needed", Scheme::needed},
+                                           {"ulysses", Scheme::ulysses}, {"2d", Scheme::two_dimensional}};
 
 constexpr int kMaxRanks = 4096;
 
@@ -77,6 +78,8 @@ void check_problem(const Check& check, const Problem& p) {
                 ": heads must be a multiple of kv_heads");
   check.require(p.dtype == DType::f32 || p.dtype == DType::f16 || p.dtype == DType::bf16, "dtype is ", name_of(p.dtype),
                 ": it must be float32, float16 or bfloat16");
+  check.require(p.ulysses >= 0 && (p.ulysses == 0 || p.ranks % p.ulysses == 0), "ulysses is ", p.ulysses,
+                ": it must divide the ranks, ", p.ranks, ", or be 0");
   const Costs& c = p.costs;
   for (const auto& [name, value] : {std::pair{"forward_flops", c.forward_flops},
                                     {"backward_flops", c.backward_flops},
@@ -122,7 +125,21 @@ class Digest {
   std::uint64_t value_ = 0xcbf29ce484222325u;
 };
 
-constexpr double kBytesOfF32 = 4;
+// The largest divisor below the ranks that is no more than the kv heads, or the least above 1.
+int default_ulysses(const Problem& p) {
+  int found = p.ranks;
+  for (int size = p.ranks - 1; size > 1; --size) {
+    if (p.ranks % size != 0) continue;
+    found = size;
+    if (size <= p.kv_heads) break;
+  }
+  return found;
+}
+
+Problem checked(Problem problem) {
+  check_problem(Check(kOperation), problem);
+  return problem;
+}
 
 }  // namespace
 
@@ -135,11 +152,19 @@ Scheme scheme_named(const std::string& name, const std::string& operation) {
   return value_named(kSchemes, name, operation, "scheme");
 }
 
-Plan::Plan(Problem problem) : problem_(std::move(problem)) {
-  check_problem(Check(kOperation), problem_);
+Plan::Plan(Problem problem) : problem_(checked(std::move(problem))) {
   areas_ = areas_of(problem_);
+  deal(dealt_rows(problem_, areas_));
+}
+
+Plan::Plan(Problem problem, std::vector<Area> areas, std::vector<std::vector<Run>> runs)
+    : problem_(std::move(problem)), areas_(std::move(areas)) {
+  deal(std::move(runs));
+}
+
+void Plan::deal(std::vector<std::vector<Run>> runs_of_ranks) {
   std::vector<Cuts> rows, keys;
-  for (std::vector<Run>& runs : dealt_rows(problem_, areas_)) {
+  for (std::vector<Run>& runs : runs_of_ranks) {
     Rank rank;
     for (const Run& run : runs) rank.rows += run.count;
     rows.emplace_back(runs, areas_, Cuts::Side::rows);
@@ -180,7 +205,7 @@ double Plan::balance() const {
   return most > 0 ? sum / static_cast<double>(ranks_.size()) / most : 1;
 }
 
-std::int64_t Plan::keys_needed(int rank) const {
+std::vector<Run> Plan::needed_keys(int rank) const {
   std::vector<std::pair<std::int64_t, std::int64_t>> needed;
   const Cuts rows(runs(rank), areas_, Cuts::Side::rows);
   for (std::size_t n = 0; n < areas_.size(); ++n) {
@@ -199,15 +224,25 @@ std::int64_t Plan::keys_needed(int rank) const {
     }
   }
   std::ranges::sort(needed);
+  std::vector<Run> out;
+  std::int64_t local = 0;
+  for (auto [begin, end] : needed) {
+    if (!out.empty()) begin = std::max(begin, out.back().begin + out.back().count);
+    if (begin >= end) continue;
+    if (out.empty() || out.back().begin + out.back().count < begin) out.push_back({.begin = begin, .local = local});
+    out.back().count += end - begin;
+    local += end - begin;
+  }
+  return out;
+}
+
+std::int64_t Plan::keys_needed(int rank) const {
   std::vector<Run> own = runs(rank);
   std::ranges::sort(own, {}, &Run::begin);
-  std::int64_t sum = 0, from = 0;
-  for (const auto& [begin, end] : needed) {
-    from = std::max(from, begin);
-    if (from >= end) continue;
-    sum += end - from;
-    for (const Run& run : inside(own, from, end)) sum -= run.count;
-    from = end;
+  std::int64_t sum = 0;
+  for (const Run& needed : needed_keys(rank)) {
+    sum += needed.count;
+    for (const Run& run : inside(own, needed.begin, needed.begin + needed.count)) sum -= run.count;
   }
   return sum;
 }
@@ -249,6 +284,11 @@ std::vector<Piece> Plan::gather_pieces(int rank) const {
       .pieces(Cuts(runs(rank), areas_, Cuts::Side::rows), Cuts(all, areas_, Cuts::Side::keys));
 }
 
+std::vector<Piece> Plan::needed_pieces(int rank) const {
+  return PieceMaker(areas_, rows(rank))
+      .pieces(Cuts(runs(rank), areas_, Cuts::Side::rows), Cuts(needed_keys(rank), areas_, Cuts::Side::keys));
+}
+
 std::vector<std::vector<Piece>> Plan::ring_pieces(int rank) const {
   const Cuts rows_cut(runs(rank), areas_, Cuts::Side::rows);
   PieceMaker maker(areas_, rows(rank));
@@ -260,97 +300,35 @@ std::vector<std::vector<Piece>> Plan::ring_pieces(int rank) const {
   return steps;
 }
 
-namespace {
-
-// What a row of keys and values weighs, and seconds of products.
-struct Weights {
-  double keys, gradients, forward, backward, merged_row;
-
-  explicit Weights(const Problem& p) {
-    const auto of = [](std::int64_t x) { return static_cast<double>(x); };
-    const double kv = of(p.batch * p.kv_heads) * of(p.head_size + p.head_size_v);
-    keys = kv * static_cast<double>(size_of(p.dtype));
-    gradients = kv * kBytesOfF32;
-    const double pair = of(p.batch * p.heads) * 2;
-    forward = pair * of(p.head_size + p.head_size_v) / p.costs.forward_flops;
-    backward = pair * of(3 * p.head_size + 2 * p.head_size_v) / p.costs.backward_flops;
-    // Two results are read, one is written.
-    merged_row = of(p.batch * p.heads * p.head_size_v) * 3 * kBytesOfF32 / p.costs.memory_bandwidth;
-  }
-};
-
-}  // namespace
-
-SchemeCost Plan::gather_cost() const {
-  const Weights w(problem_);
-  const auto others = static_cast<double>(problem_.ranks - 1);
-  SchemeCost out;
-  double most_pairs = 0, rows_moved = 0;
-  for (const Rank& rank : ranks_) {
-    const auto own = static_cast<double>(rank.rows), rest = static_cast<double>(problem_.rows - rank.rows);
-    out.forward_bytes = std::max(out.forward_bytes, own * others * w.keys);
-    out.backward_bytes = std::max(out.backward_bytes, own * others * w.keys + rest * w.gradients);
-    most_pairs = std::max(most_pairs, rank.pairs);
-    rows_moved = std::max({rows_moved, own * others, rest});
-  }
-  const auto sending = [&](double bytes) {
-    return others > 0 ? problem_.costs.link_latency + bytes / problem_.costs.link_bandwidth : 0;
-  };
-  out.forward_seconds = sending(rows_moved * w.keys) + most_pairs * w.forward;
-  out.backward_seconds = sending(rows_moved * w.keys) + most_pairs * w.backward + sending(rows_moved * w.gradients);
-  return out;
+int Plan::ulysses(Scheme scheme) const {
+  if (scheme == Scheme::ulysses) return problem_.ranks;
+  if (scheme != Scheme::two_dimensional) return 1;
+  return problem_.ulysses > 0 ? problem_.ulysses : default_ulysses(problem_);
 }
 
-SchemeCost Plan::ring_cost() const {
-  const Weights w(problem_);
-  const int ranks = problem_.ranks;
-  // Of each step the most that any rank has to do. Gradients of keys go on while the next step is computed.
-  std::vector<double> pairs(static_cast<std::size_t>(ring_hops_) + 1), merged(pairs.size()), sent(pairs.size());
-  SchemeCost out;
-  for (int rank = 0; rank < ranks; ++rank) {
-    double rows_sent = 0;
-    const auto steps = ring_pieces(rank);
-    for (std::size_t t = 0; t < steps.size(); ++t) {
-      double of_step = 0, rows_merged = 0;
-      for (const Piece& piece : steps[t]) {
-        of_step += piece.pairs;
-        if (!piece.first) rows_merged += static_cast<double>(piece.q_end - piece.q_begin);
-      }
-      pairs[t] = std::max(pairs[t], of_step);
-      merged[t] = std::max(merged[t], rows_merged);
-      const auto held = static_cast<double>(rows((rank - static_cast<int>(t) + ranks) % ranks));
-      sent[t] = std::max(sent[t], held);
-      if (t + 1 < steps.size()) rows_sent += held;
+Plan Plan::grouped(int size) const {
+  Check(kOperation)
+      .require(size >= 1 && problem_.ranks % size == 0, "groups are of ", size, " ranks: that must divide the ranks, ",
+               problem_.ranks);
+  Problem problem = problem_;
+  problem.ranks /= size;
+  problem.ulysses = 0;
+  problem.heads = problem.kv_heads = 0;  // the most that a rank of a group has
+  for (const HeadShare& share : head_shares(problem_.heads, problem_.kv_heads, size)) {
+    problem.heads = std::max(problem.heads, share.end - share.begin);
+    problem.kv_heads = std::max(problem.kv_heads, share.kv_end - share.kv_begin);
+  }
+  std::vector<std::vector<Run>> runs_of_groups;
+  for (int group = 0; group < problem.ranks; ++group) {
+    std::vector<Run> all;
+    for (int rank = group * size; rank < (group + 1) * size; ++rank) {
+      for (const Run& run : runs(rank)) all.push_back({.begin = run.begin, .step = run.step, .count = run.count});
     }
-    out.forward_bytes = std::max(out.forward_bytes, rows_sent * w.keys);
-    // A rank keeps its own share; the others' goes on from the next rank to the last one, and home.
-    double gradients = 0;
-    for (int t = 1; t <= ring_hops_; ++t) gradients += static_cast<double>(rows((rank - t + ranks) % ranks));
-    out.backward_bytes = std::max(out.backward_bytes, rows_sent * w.keys + gradients * w.gradients);
+    std::ranges::sort(all, {}, &Run::begin);
+    if (problem.ranks == 1 && problem.rows > 0) all = {{.count = problem.rows}};  // stripes too
+    runs_of_groups.push_back(arranged(all, problem, areas_));
   }
-  const auto sending = [&](double bytes) {
-    return problem_.costs.link_latency + bytes / problem_.costs.link_bandwidth;
-  };
-  for (std::size_t t = 0; t < pairs.size(); ++t) {
-    const bool last = t + 1 == pairs.size();
-    const double keys = last ? 0 : sending(sent[t] * w.keys);
-    const double gradients = t > 1 ? sending(sent[t - 1] * w.gradients) : 0;
-    out.forward_seconds += std::max(pairs[t] * w.forward + merged[t] * w.merged_row, keys);
-    out.backward_seconds += std::max(pairs[t] * w.backward, keys + gradients);
-    if (last && ring_hops_ > 0) out.backward_seconds += sending(sent[t] * w.gradients);
-  }
-  return out;
-}
-
-SchemeCost Plan::cost(Scheme scheme) const {
-  Check(kOperation).require(scheme != Scheme::automatic, "scheme is auto: it must be gather or ring");
-  return scheme == Scheme::gather ? gather_cost() : ring_cost();
-}
-
-Scheme Plan::chosen() const {
-  const SchemeCost gather = gather_cost(), ring = ring_cost();
-  const bool faster = ring.forward_seconds + ring.backward_seconds < gather.forward_seconds + gather.backward_seconds;
-  return faster ? Scheme::ring : Scheme::gather;
+  return {std::move(problem), areas_, std::move(runs_of_groups)};
 }
 
 }  // namespace heddle::distributed

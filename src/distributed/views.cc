@@ -53,6 +53,13 @@ TensorView entry(const TensorView& x, std::int64_t b) {
   return out;
 }
 
+TensorView lse_as_rows(const TensorView& lse) {
+  return {lse.data,
+          lse.dtype,
+          {lse.shape[0], lse.shape[2], lse.shape[1], 1},
+          {lse.stride[0], lse.stride[2], lse.stride[1], 1}};
+}
+
 TensorView KeyBlock::k(void* data, std::int64_t rows) const { return {data, dtype, {batch, rows, heads, head_size}}; }
 
 TensorView KeyBlock::v(void* data, std::int64_t rows) const {
@@ -66,6 +73,18 @@ void copy_rows(const RowsAt& from, const RowsAt& to, std::int64_t count) {
       for (std::int64_t head = 0; head < from.x.shape[2]; ++head) {
         copy_numbers(at(from.x, b, from.begin + from.step * n, head), from.x.stride[3], from.x.dtype,
                      at(to.x, b, to.begin + to.step * n, head), to.x.stride[3], to.x.dtype, from.x.shape[3]);
+      }
+    }
+  }
+}
+
+void add_rows(const RowsAt& from, const RowsAt& to, std::int64_t count) {
+  for (std::int64_t b = 0; b < from.x.shape[0]; ++b) {
+    for (std::int64_t n = 0; n < count; ++n) {
+      for (std::int64_t head = 0; head < from.x.shape[2]; ++head) {
+        const auto* source = reinterpret_cast<const float*>(at(from.x, b, from.begin + from.step * n, head));
+        auto* target = reinterpret_cast<float*>(at(to.x, b, to.begin + to.step * n, head));
+        for (std::int64_t x = 0; x < from.x.shape[3]; ++x) target[x] += source[x];
       }
     }
   }

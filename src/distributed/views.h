@@ -12,6 +12,9 @@ TensorView part(TensorView x, int n, std::int64_t begin, std::int64_t end);
 // Entry `b` of the first extent, which is left out.
 TensorView entry(const TensorView& x, std::int64_t b);
 
+// lse [B, H, rows] as [B, rows, H, 1].
+TensorView lse_as_rows(const TensorView& lse);
+
 // A rank's, or all, keys and values in one block of memory: k [B, rows, Hkv, D], then v [B, rows, Hkv, Dv].
 struct KeyBlock {
   std::int64_t batch, heads, head_size, head_size_v;
@@ -30,5 +33,7 @@ struct RowsAt {
   std::int64_t begin = 0, step = 1;
 };
 void copy_rows(const RowsAt& from, const RowsAt& to, std::int64_t count);
+// Adds them, f32, whose heads' numbers lie side by side.
+void add_rows(const RowsAt& from, const RowsAt& to, std::int64_t count);
 
 }  // namespace heddle::distributed

@@ -251,12 +251,21 @@ def test_explain_a_plan_of_several_ranks():
     assert [x["rows"] for x in plan["ranks"]] == [2048] * 4
     assert [x["begin"] for x in plan["ranks"][1]["runs"]] == [1024, 6144]
     ring = next(x for x in plan["schemes"] if x["name"] == "ring")
-    assert ring["forward_bytes"] == 3 * 2048 * 8 * 256 * 2 and plan["scheme"] in ("gather", "ring")
+    assert ring["forward_bytes"] == 3 * 2048 * 8 * 256 * 2
+    assert [x["name"] for x in plan["schemes"]] == ["gather", "ring", "needed", "ulysses", "2d"]
+    assert plan["scheme"] in ("gather", "ring", "ulysses", "2d")
+    heads, both = plan["schemes"][3:]
+    assert heads["forward_bytes"] == 3 * 2048 * (8 * 256 * 2 + 2 * 512 + 8 * 4) and "ulysses" not in heads
+    assert both["ulysses"] == 2 and both["across"] in ("gather", "ring")
     text = run("explain", *flags, "--causal", "top_left", "--link", 1e9)
     assert text.startswith(
         f"4 ranks, zigzag, B1 H32/8 S8192 D128 top_left, bfloat16: balance 1.000, plan {plan['digest']}"
     )
     assert "1 GB/s between ranks" in text
+    assert f"2d, ulysses of 2 and {both['across']} " in text
+    eight = run_json("explain", *flags[:1], 8, *flags[2:], "--ulysses", 4)["plan"]
+    assert eight["schemes"][4]["ulysses"] == 4
+    assert len(run_json("explain", *flags[:1], 3, *flags[2:])["plan"]["schemes"]) == 4  # 3 is a prime
     documents = run_json("explain", *flags, "--documents", 5000, 3000, 192, "--order", "balanced")["plan"]
     assert documents["balance"] > 0.9 and documents["digest"] != plan["digest"]
 
@@ -267,6 +276,10 @@ def test_explain_refuses_what_plans_do_not_know():
     )
     assert "--keys is given beside --ranks" in run("explain", "--ranks", 2, "--keys", 7, code=2)
     assert "--documents is given without --ranks" in run("explain", "--documents", 1024, code=2)
+    assert "--ulysses is given without --ranks" in run("explain", "--ulysses", 2, code=2)
+    assert "[distributed.plan] ulysses is 3: it must divide the ranks, 4, or be 0" in run(
+        "explain", "--ranks", 4, "--ulysses", 3, code=2
+    )
     assert "[distributed.plan] cu_seqlens goes from 0 to 10: it must go from 0 to rows, 1024" in run(
         "explain", "--ranks", 2, "--documents", 10, code=2
     )

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <mutex>
 #include <numeric>
@@ -96,6 +97,8 @@ std::vector<DistributedCase> cases() {
   add("causal", sized(2, 61, 4, 2), causal, as_is);
   add("causal_sink_softcap", sized(1, 97, 6, 2), causal, [](auto& c) { c.sink = true, c.softcap = 3; });
   add("causal_alibi", sized(2, 50, 4, 4), causal, [](auto& c) { c.alibi = Alibi::per_head; });
+  // Of two ranks or three some have groups of query heads that are cut.
+  add("causal_cut_groups", sized(1, 45, 9, 3), causal, [](auto& c) { c.sink = true, c.alibi = Alibi::per_head; });
   add("window_sink", sized(1, 90, 4, 1), window, [](auto& c) { c.sink = true; });
   add("both_bf16", sized(2, 77, 4, 2, DType::bf16), both, as_is);
   add("documents_sink", sized(1, 101, 4, 2), documents, [](auto& c) { c.sink = true; });
@@ -291,17 +294,24 @@ class DistributedAttention : public ::testing::TestWithParam<DistributedCase> {}
 
 TEST_P(DistributedAttention, IsOneProcess) {
   const Whole whole(GetParam());
+  int turn = static_cast<int>(std::hash<std::string>{}(GetParam().name) % 97);
   for (const Order order : {Order::contiguous, Order::zigzag, Order::striped, Order::per_document, Order::balanced}) {
     if (order == Order::per_document && !GetParam().mask.areas.empty()) continue;
-    for (int ranks = 1; ranks <= 4; ++ranks) {
-      const Plan plan(problem_of(GetParam(), ranks, order));
-      for (const Scheme scheme : {Scheme::gather, Scheme::ring}) {
-        if (order == Order::striped && whole.data.spec.alibi != Alibi::none && ranks > 1) continue;
+    for (const int ranks : {1, 2, 3, 4, 8}) {
+      // Gathered and passed on in all, but of eight ranks; the others in turn.
+      constexpr Scheme kInTurn[] = {Scheme::needed, Scheme::ulysses, Scheme::two_dimensional};
+      std::vector<Scheme> schemes = {kInTurn[++turn % 3]};
+      if (ranks <= 4) schemes.insert(schemes.begin(), {Scheme::gather, Scheme::ring});
+      Problem problem = problem_of(GetParam(), ranks, order);
+      if (ranks == 8) problem.ulysses = turn % 2 == 0 ? 2 : 4;
+      const Plan plan(problem);
+      for (const Scheme scheme : schemes) {
+        if (order == Order::striped && whole.data.spec.alibi != Alibi::none && plan.ulysses(scheme) < ranks) continue;
         SCOPED_TRACE(std::string(name_of(order)) + ", " + std::to_string(ranks) + " ranks, " + name_of(scheme));
         const std::vector<Share> shares = run(whole, plan, scheme);
         if (HasFailure()) return;
         expect_whole(whole, plan, shares);
-        if (ranks != 3) continue;
+        if (ranks != 3 && scheme != Scheme::two_dimensional) continue;
         const std::vector<Share> again = run(whole, plan, scheme);
         for (std::size_t rank = 0; rank < shares.size(); ++rank) {
           const Share &a = shares[rank], &b = again[rank];
@@ -316,9 +326,71 @@ TEST_P(DistributedAttention, IsOneProcess) {
 INSTANTIATE_TEST_SUITE_P(Cases, DistributedAttention, ::testing::ValuesIn(cases()),
                          [](const auto& info) { return info.param.name; });
 
+// What a rank sends, but for what is compared.
+class Counted : public Communicator {
+ public:
+  explicit Counted(Communicator& all) : all_(all) {}
+  int rank() const override { return all_.rank(); }
+  int size() const override { return all_.size(); }
+  const char* name() const override { return all_.name(); }
+  std::unique_ptr<distributed::Transfer> exchange(std::span<const std::byte> out, int to, std::span<std::byte> in,
+                                                  int from, const std::string& what) override {
+    if (what != "plans compared") sent += static_cast<double>(out.size());
+    return all_.exchange(out, to, in, from, what);
+  }
+  double sent = 0;
+
+ private:
+  Communicator& all_;
+};
+
+TEST(DistributedBytes, AreThoseOfThePlan) {
+  const Mask masks[] = {{.name = "full"},
+                        {.name = "causal", .causal = Causal::top_left},
+                        {.name = "window", .causal = Causal::top_left, .left = 7},
+                        {.name = "documents", .causal = Causal::top_left, .cu_seqlens = {0, 1, 1, 12, 30, 30, 41}}};
+  constexpr Scheme kAll[] = {Scheme::gather, Scheme::ring, Scheme::needed, Scheme::ulysses, Scheme::two_dimensional};
+  int turn = 0;
+  for (const Mask& mask : masks) {
+    for (const Order order : {Order::contiguous, Order::zigzag, Order::striped, Order::per_document, Order::balanced}) {
+      for (const Scheme scheme : kAll) {
+        const int ranks = 2 + ++turn % 5;
+        AttentionCase spec = sized(2, 41, 6, 3, DType::bf16);
+        Problem problem = problem_of({"", spec, mask}, ranks, order);
+        problem.batch = 2, problem.heads = 6, problem.kv_heads = 3;
+        problem.head_size = spec.D, problem.head_size_v = spec.Dv;
+        const Plan plan(problem);
+        SCOPED_TRACE(std::string(mask.name) + ", " + name_of(order) + ", " + std::to_string(ranks) + " ranks, " +
+                     name_of(scheme));
+        const auto thrown = on_ranks(ranks, kTimeout, [&](Communicator& threads) {
+          Counted counted(threads);
+          const int64_t rows = plan.rows(threads.rank());
+          const auto zeros = [&](int64_t heads, int64_t size) {
+            HostTensor x = HostTensor::output(DType::bf16, {2, rows, heads, size});
+            for (int64_t n = 0; n < x.elements(); ++n) x.set(n, 0);
+            return x;
+          };
+          const HostTensor q = zeros(6, spec.D), k = zeros(3, spec.D), v = zeros(3, spec.Dv), o = zeros(6, spec.Dv),
+                           dq = zeros(6, spec.D), dk = zeros(3, spec.D), dv = zeros(3, spec.Dv);
+          const HostTensor lse = HostTensor::output(DType::f32, {2, 6, rows});
+          RankAttention attention(plan, counted, scheme);
+          attention.forward(q.view(), k.view(), v.view(), o.view(), lse.view());
+          EXPECT_EQ(counted.sent, plan.bytes(scheme, threads.rank()).forward);
+          counted.sent = 0;
+          attention.backward(q.view(), k.view(), v.view(), o.view(), lse.view(), o.view(), {},
+                             {dq.view(), dk.view(), dv.view(), {}});
+          EXPECT_EQ(counted.sent, plan.bytes(scheme, threads.rank()).backward);
+        });
+        EXPECT_EQ(thrown, std::vector<std::string>(thrown.size()));
+      }
+    }
+  }
+}
+
 // What a rank is refused before anything is sent, and what all are.
 std::vector<std::string> refusals(Problem problem, const std::function<void(Share&, distributed::Options&)>& change,
-                                  const std::function<Problem(int)>& problem_of_rank = {}) {
+                                  const std::function<Problem(int)>& problem_of_rank = {},
+                                  Scheme scheme = Scheme::gather) {
   return on_ranks(problem.ranks, std::chrono::seconds(20), [&](Communicator& communicator) {
     const Plan plan(problem_of_rank ? problem_of_rank(communicator.rank()) : problem);
     const int64_t rows = plan.rows(communicator.rank());
@@ -334,8 +406,7 @@ std::vector<std::string> refusals(Problem problem, const std::function<void(Shar
     s.o = filled({1, rows, 4, 8});
     distributed::Options options;
     if (communicator.rank() == problem.ranks - 1) change(s, options);
-    RankAttention(plan, communicator, Scheme::gather)
-        .forward(s.q.view(), s.k.view(), s.v.view(), s.o.view(), {}, options);
+    RankAttention(plan, communicator, scheme).forward(s.q.view(), s.k.view(), s.v.view(), s.o.view(), {}, options);
   });
 }
 
@@ -384,6 +455,61 @@ TEST(DistributedRefusals, RanksThatDisagreeAreToldOnEveryRank) {
   for (const std::string& what : thrown) {
     EXPECT_EQ(what.find("[distributed] ranks do not agree: plan is "), 0u) << what;
     EXPECT_NE(what.find(" on rank 1"), std::string::npos) << what;
+  }
+  Problem four = problem;
+  four.ranks = 4;
+  const auto sizes = [&](int rank) {
+    Problem other = four;
+    other.ulysses = rank == 2 ? 4 : 2;
+    return other;
+  };
+  for (const std::string& what : refusals(
+           four, [](Share&, auto&) {}, sizes, Scheme::two_dimensional)) {
+    EXPECT_EQ(what, "[distributed] ranks do not agree: ulysses is 2 on rank 0 and 4 on rank 2");
+  }
+}
+
+TEST(DistributedRefusals, ALostRankIsAnErrorOfEveryScheme) {
+  const std::pair<Scheme, const char*> exchanges[] = {{Scheme::gather, "keys gathered"},
+                                                      {Scheme::ring, "keys passed on, step "},
+                                                      {Scheme::needed, "needed keys sent"},
+                                                      {Scheme::ulysses, "rows exchanged for heads"},
+                                                      {Scheme::two_dimensional, ""}};
+  for (const auto& [scheme, what] : exchanges) {
+    for (const bool slow : {false, true}) {
+      const Problem problem{.rows = 23, .ranks = 4, .causal = Causal::top_left};
+      const auto timeout = std::chrono::milliseconds(slow ? 700 : 20000);
+      std::atomic<int> told = 0;
+      const auto thrown = on_ranks(4, timeout, [&, scheme = scheme](Communicator& communicator) {
+        const Plan plan(problem);
+        const int64_t rows = plan.rows(communicator.rank());
+        std::vector<float> x(static_cast<std::size_t>(rows * 4 * 8), 1), o(x.size());
+        const TensorView q{x.data(), DType::f32, {1, rows, 4, 8}}, out{o.data(), DType::f32, {1, rows, 4, 8}};
+        RankAttention attention(plan, communicator, scheme);
+        attention.forward(q, q, q, out, {});
+        communicator.barrier();
+        if (communicator.rank() == 3) {
+          if (!slow) throw RuntimeError("lost");
+          while (told < 3) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+          return;
+        }
+        try {
+          attention.forward(q, q, q, out, {});
+        } catch (...) {
+          ++told;
+          throw;
+        }
+      });
+      bool named = false;
+      for (std::size_t rank = 0; rank < 3; ++rank) {
+        EXPECT_EQ(thrown[rank].find(std::string("[distributed] ") + what), 0u)
+            << name_of(scheme) << ": " << thrown[rank];
+        const std::string waits = ": rank " + std::to_string(rank) + " waits for rank ";
+        EXPECT_NE(thrown[rank].find(waits), std::string::npos) << name_of(scheme) << ": " << thrown[rank];
+        named = named || thrown[rank].find(waits + "3, ") != std::string::npos;
+      }
+      EXPECT_TRUE(named) << name_of(scheme);
+    }
   }
 }
 

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 import traceback
+import zlib
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -23,13 +24,14 @@ import heddle
 import heddle.distributed as hd
 import torch
 import torch.distributed as dist
+from heddle.distributed.ranks import Ranks
 
 SECONDS = 60  # of an exchange; what is lost is found sooner
 
 
 @dataclass
 class Case:
-    """One problem, by both schemes: rows of the whole, [B, S, H, D], and what plan() and attention() are told of it."""
+    """One problem, by several schemes: rows of the whole, [B, S, H, D], and what plan() and attention() are told of it."""
 
     name: str
     rows: int
@@ -57,6 +59,7 @@ def cases():
         Case("documents_balanced", 101, dict(causal="top_left", cu_seqlens=documents, order="balanced"), packed=True),
         Case("documents_batch", 101, dict(window=(9, 4), cu_seqlens=documents), batch=2),
         Case("areas_sink", 60, dict(areas=[(0, 60, 0, 20), (20, 50, 20, 50, "top_left", (8, None))]), sink=True),
+        Case("cut_groups_sink_alibi", 45, dict(causal="top_left"), heads=(9, 3), sink=True, alibi=True),
         Case("fewer_rows_than_ranks", 1, dict(causal="top_left"), sink=True),
     ]  # fmt: skip
 
@@ -109,6 +112,35 @@ def gradients(out, lse, d_o, d_lse, wanted):
     return torch.autograd.grad(loss, [x for x in wanted if x is not None])
 
 
+def schemes_of(case, ranks):
+    """Two ranks and three do gather and ring; all of them do one of the others in turn, by a hash, and four ranks two."""
+    turn = zlib.crc32(f"{case.name} {ranks}".encode())
+    others = ["needed", "ulysses"] if ranks in (2, 3) else ["needed", "ulysses", "2d"]
+    chosen = [others[(turn + n) % len(others)] for n in range(2 if ranks == 4 else 1)]
+    return ["gather", "ring", *chosen] if ranks in (2, 3) else chosen
+
+
+class Counted:
+    """Counts what this process sends over a group, but for what is compared."""
+
+    def __init__(self):
+        self.sent = 0
+        self._start = Ranks.start
+
+    def __enter__(self):
+        def start(ranks, moves, what):
+            moves = list(moves)
+            if what not in ("plans compared", "gradient of the sink summed"):
+                self.sent += sum(out.numel() * out.element_size() for out, *_ in moves)
+            return self._start(ranks, moves, what)
+
+        Ranks.start = start
+        return self
+
+    def __exit__(self, *_):
+        Ranks.start = self._start
+
+
 def check_case(case, rank, ranks):
     torch.manual_seed(3)
     (heads, kv_heads), (size, size_v) = case.heads, case.sizes
@@ -130,10 +162,12 @@ def check_case(case, rank, ranks):
 
     plan = hd.plan(
         case.rows, ranks, heads=heads, kv_heads=kv_heads, head_size=size, head_size_v=size_v, batch=case.batch,
-        dtype=case.dtype, **case.plan,
+        dtype=case.dtype, ulysses=2 if ranks == 8 and len(case.name) % 2 else None, **case.plan,
     )  # fmt: skip
     own = plan.rows_of_rank(rank)
-    for scheme in ("gather", "ring"):
+    for scheme in schemes_of(case, ranks):
+        if case.alibi and case.plan.get("order") == "striped" and scheme != "ulysses":
+            continue
         runs = []
         for _ in range(2):
             mine = [hd.shard(x.detach(), plan, rank).requires_grad_() for x in (q, k, v)]
@@ -142,12 +176,18 @@ def check_case(case, rank, ranks):
             given = mine
             if case.packed:
                 given = [x[0] for x in mine]
-            out, lse = hd.attention(
-                *given, plan=plan, scheme=scheme, sink=of_sink, alibi_slopes=slopes, return_lse=True, timeout=SECONDS, **case.options
-            )  # fmt: skip
+            with Counted() as forward:
+                out, lse = hd.attention(
+                    *given, plan=plan, scheme=scheme, sink=of_sink, alibi_slopes=slopes, return_lse=True, timeout=SECONDS, **case.options
+                )  # fmt: skip
             if case.packed:
                 out, lse = out[None], lse[None]
-            runs.append((out, lse, *gradients(out, lse, d_out, d_own_lse, (*mine, of_sink))))
+            with Counted() as backward:
+                runs.append((out, lse, *gradients(out, lse, d_out, d_own_lse, (*mine, of_sink))))
+        sent = torch.tensor([forward.sent, backward.sent])
+        dist.all_reduce(sent, dist.ReduceOp.MAX)
+        cost = plan.cost(scheme)
+        assert sent.tolist() == [cost.forward_bytes, cost.backward_bytes], f"{scheme}: {sent}, not {cost}"
         assert all(torch.equal(a, b) for a, b in zip(*runs)), f"{scheme}: two runs differ"
         for n, (name, found) in enumerate(zip(("out", "lse", "dq", "dk", "dv", "dsink"), runs[0])):
             assert found.dtype == one[n].dtype, name
@@ -176,6 +216,13 @@ def check_disagreement(rank, ranks):
             told.append(str(error))
     assert told[0].startswith("[distributed.attention] ranks do not agree: plan is ") and "on rank 1" in told[0], told
     assert told[1].startswith("[distributed.attention] ranks do not agree: softcap is 0.0 on rank 0 and "), told
+    plan = hd.plan(10 * ranks, ranks, heads=2, head_size=8, order="contiguous", ulysses=ranks if rank == 1 else 1)
+    try:
+        hd.attention(q, q, q, plan=plan, scheme="2d", timeout=SECONDS)
+    except ValueError as error:
+        assert str(error).endswith(f"ulysses is 1 on rank 0 and {ranks} on rank 1"), error
+    else:
+        raise AssertionError("nothing was said")
     plan = hd.plan(10 * ranks, ranks, heads=2, head_size=8, order="contiguous")
     assert hd.attention(q, q, q, plan=plan, timeout=SECONDS).shape == q.shape
 
@@ -193,6 +240,15 @@ def check_subgroup(rank, ranks):
         hd.attention(mine, mine, mine, plan=plan, group=group, scheme="ring", timeout=SECONDS), plan, group=group
     )
     assert torch.allclose(out, heddle.attention(q, q, q, causal="top_left"), atol=1e-6)
+
+
+EXCHANGES = {
+    "gather": "keys gathered",
+    "ring": "keys passed on, step ",
+    "needed": "needed keys sent",
+    "ulysses": "rows exchanged for heads",
+    "2d": "",  # whichever it waits in
+}
 
 
 def check_lost(scheme, slow, rank, ranks):
@@ -214,11 +270,10 @@ def check_lost(scheme, slow, rank, ranks):
         raise AssertionError("nothing was said")
     taken = time.monotonic() - begin
     assert taken < 15, taken
-    what = "keys gathered" if scheme == "gather" else "keys passed on, step "
-    assert text.startswith(f"[distributed.attention] {what}"), text
+    assert text.startswith(f"[distributed.attention] {EXCHANGES[scheme]}"), text
     assert f"rank {rank} " in text and f", plan {plan.digest}: " in text, text
-    # Whoever exchanges with it names it; in a ring a rank may be held up by another one that waits.
-    assert f"rank {ranks - 1}, within" in text or scheme == "ring", text
+    # Whoever exchanges with it names it; in a ring, and in two steps, a rank may be held up by another one that waits.
+    assert f"rank {ranks - 1}, within" in text or scheme in ("ring", "2d"), text
 
 
 def check_page(rank, ranks):
@@ -241,11 +296,12 @@ def worlds():
         "2": (2, of_cases),
         "3": (3, of_cases | {"disagreement": (check_disagreement, ()), "subgroup": (check_subgroup, ())}),
     }
+    out["1"], out["4"], out["8"] = (1, of_cases), (4, of_cases), (8, of_cases)
     out["page"] = (2, {"page": (check_page, ())})
-    for scheme in ("gather", "ring"):
+    for scheme in EXCHANGES:
         for slow in (False, True):
             name = f"{'slow' if slow else 'dead'}_{scheme}"
-            out[name] = (3, {name: (check_lost, (scheme, slow))})
+            out[name] = (4 if scheme == "2d" else 3, {name: (check_lost, (scheme, slow))})
     return out
 
 

@@ -53,7 +53,7 @@ def test_shards_are_the_whole():
 def test_a_plan_of_one_rank_needs_no_group():
     q = torch.randn(9, 2, 8, requires_grad=True)
     plan = hd.plan(9, 1, heads=2, head_size=8, causal="top_left")
-    for scheme in ("auto", "gather", "ring"):
+    for scheme in ("auto", "gather", "ring", "needed", "ulysses", "2d"):
         out = hd.attention(q, q, q, plan=plan, scheme=scheme)
         (dq,) = torch.autograd.grad(out.square().sum(), q)
         own = heddle.attention(q[None], q[None], q[None], causal="top_left")[0]
@@ -69,6 +69,10 @@ def test_costs_choose_the_scheme():
     assert near.cost("gather").forward_bytes == 16384 * 8 * 128 * 2
     assert far.cost("ring").forward_seconds > near.cost("ring").forward_seconds
     assert [plan.scheme for plan in (near, far)].count("ring") >= 1
+    eight = hd.plan(16384, 8, **options)
+    assert (near.ulysses, eight.ulysses, hd.plan(16384, 8, ulysses=2, **options).ulysses) == (2, 4, 2)
+    assert eight.across in ("gather", "ring")
+    assert hd.plan(64000, 8, cu_seqlens=range(0, 64001, 1600), **options).scheme == "needed"
     assert str(near).startswith("Plan(16384 rows, 2 ranks, zigzag, balance 1.000, digest ")
 
 
@@ -96,6 +100,11 @@ _q = torch.zeros(1, 4, 4, 8)
             lambda: hd.plan(8, 2, heads=4, head_size=8, areas=[(0, 4)]),
             ValueError,
             "[distributed.plan] areas[0] has 2 items: it must be (q_begin, q_end, key_begin, key_end), and causal and window behind",
+        ),
+        (
+            lambda: hd.plan(8, 4, heads=4, head_size=8, ulysses=3),
+            ValueError,
+            "[distributed.plan] ulysses is 3: it must divide the ranks, 4, or be 0",
         ),
         (lambda: _plan.rows_of(2), ValueError, "[distributed.plan] rank is 2: it must be from 0 to 1"),
         (
@@ -131,7 +140,7 @@ _q = torch.zeros(1, 4, 4, 8)
         (
             lambda: hd.attention(_q, _q, _q, plan=_one, scheme="all"),
             ValueError,
-            "[distributed.attention] scheme is 'all': it must be one of auto, gather, ring",
+            "[distributed.attention] scheme is 'all': it must be one of auto, gather, ring, needed, ulysses, 2d",
         ),
         (
             lambda: hd.attention(_q, _q, _q, plan=_one, causal="top_left"),

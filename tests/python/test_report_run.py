@@ -7,7 +7,7 @@ import subprocess
 import pytest
 from report_kit import ROOT
 
-from scripts.demo import sparse
+from scripts.demo import asam, sparse
 from scripts.demo.__main__ import arguments
 
 
@@ -32,11 +32,14 @@ def test_the_build_takes_nothing_from_the_budget(tmp_path, given):
         text=True,
         check=True,
     )
-    module, *passed = done.stdout.split()[1:]
-    page = sparse if "--sparse" in given else None
-    assert module == ("scripts.demo.sparse" if page else "scripts.demo")
-    options = (page.arguments if page else arguments)(passed)
-    assert options.budget == (100 if "--budget" in given else 570) and 2 <= options.build_seconds < 60
+    pages = (
+        {"scripts.demo.sparse": sparse, "scripts.demo.asam": asam} if "--sparse" in given else {"scripts.demo": None}
+    )
+    calls = [line.split()[1:] for line in done.stdout.splitlines()]
+    assert [module for module, *_ in calls] == list(pages)
+    for (_, *passed), page in zip(calls, pages.values()):
+        options = (page.arguments if page else arguments)(passed)
+        assert options.budget == (100 if "--budget" in given else 570) and 2 <= options.build_seconds < 60
 
 
 def test_make_demo_hands_on_accuracy_and_budget():

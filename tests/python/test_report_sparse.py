@@ -88,7 +88,7 @@ def test_page_is_whole_and_says_that_dense_attention_is_another_function():
     assert "has 16.0× the speed of dense" in text and "32.0×the speed of" in text  # 8·64 ms against 4·8 ms, 2·8 ms
     assert "another function than dense attention" in text and "is no error" in text
     assert "VmHWM <so>" in text and "T^2.00" in text and "81.0 %" in text and "2.0·10⁻⁷" in text
-    assert {a["href"] for tag, a in page.seen if tag == "a"} == {html.INDEX, html.LOWBIT}
+    assert {a["href"] for tag, a in page.seen if tag == "a"} == {html.INDEX, html.LOWBIT, html.ASAM}
     assert sum(tag == "svg" for tag, _ in page.seen) > 6
     json.dumps(report, allow_nan=False)
 
@@ -215,8 +215,8 @@ def test_a_whole_run_writes_page_and_figures(tmp_path, capsys, monkeypatch):
     report = json.loads((tmp_path / sparse.DATA).read_text())
     assert report["left_out"] == [], capsys.readouterr().out
     assert len(report["times"]) == len(report["memory"]) == 20 and report["build_seconds"] == 7
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([sparse.DATA, sparse_page.SPARSE])
-    assert "the build before took 7 s" in shown((tmp_path / sparse_page.SPARSE).read_text())
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([sparse.DATA, html.SPARSE])
+    assert "the build before took 7 s" in shown((tmp_path / html.SPARSE).read_text())
 
 
 def test_make_demo_sparse_hands_on_its_budget():

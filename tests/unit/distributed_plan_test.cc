@@ -95,8 +95,8 @@ std::vector<int64_t> rows_of(const Plan& plan, int rank) {
 }
 
 // Everything that a plan says, against the mask written down.
-void expect_right(const Problem& problem) {
-  const Plan plan(problem);
+void expect_right(const Plan& plan) {
+  const Problem& problem = plan.problem();
   const std::set<Pair> mask = pairs_of_mask(plan);
   std::vector<int64_t> whole(static_cast<std::size_t>(problem.rows));
   std::iota(whole.begin(), whole.end(), 0);
@@ -114,7 +114,7 @@ void expect_right(const Problem& problem) {
   std::ranges::sort(dealt);
   EXPECT_EQ(dealt, whole);
 
-  std::vector<Pair> gathered, ringed;
+  std::vector<Pair> gathered, ringed, needing;
   bool last_hop_needed = plan.ring_hops() == 0;
   for (int rank = 0; rank < problem.ranks; ++rank) {
     double pairs = 0;
@@ -148,6 +148,23 @@ void expect_right(const Problem& problem) {
     }
     EXPECT_EQ(counted, pairs);
     covered.assign(covered.size(), false);
+    std::vector<int64_t> buffer;
+    for (const Run& run : plan.needed_keys(rank)) {
+      EXPECT_TRUE(run.step == 1 && run.local == std::ssize(buffer) && (buffer.empty() || run.begin > buffer.back()));
+      for (int64_t n = 0; n < run.count; ++n) buffer.push_back(run.begin + n);
+    }
+    for (const auto& [row, key] : mask) {
+      if (std::ranges::find(rows[static_cast<std::size_t>(rank)], row) != rows[static_cast<std::size_t>(rank)].end())
+        needed.insert(key);
+    }
+    EXPECT_TRUE(std::ranges::equal(buffer, needed));
+    for (const Piece& piece : plan.needed_pieces(rank)) {
+      take(piece, std::ssize(buffer));
+      const auto found = pairs_of_piece(piece, rows[static_cast<std::size_t>(rank)], buffer);
+      EXPECT_EQ(static_cast<double>(found.size()), piece.pairs);
+      needing.insert(needing.end(), found.begin(), found.end());
+    }
+    covered.assign(covered.size(), false);
     const auto steps = plan.ring_pieces(rank);
     EXPECT_EQ(std::ssize(steps), plan.ring_hops() + 1);
     for (std::size_t step = 0; step < steps.size(); ++step) {
@@ -164,9 +181,34 @@ void expect_right(const Problem& problem) {
   const std::vector<Pair> all(mask.begin(), mask.end());
   std::ranges::sort(gathered);
   std::ranges::sort(ringed);
+  std::ranges::sort(needing);
   EXPECT_EQ(gathered, all);
   EXPECT_EQ(ringed, all);
+  EXPECT_EQ(needing, all);
   EXPECT_TRUE(last_hop_needed);
+}
+
+// And of the plans in which ranks are grouped.
+void expect_right_in_groups(const Plan& plan) {
+  expect_right(plan);
+  for (int size = 2; size <= plan.problem().ranks; ++size) {
+    if (plan.problem().ranks % size != 0) continue;
+    const Plan groups = plan.grouped(size);
+    expect_right(groups);
+    for (int group = 0; group < groups.problem().ranks; ++group) {
+      std::vector<int64_t> rows = rows_of(groups, group), members;
+      for (int rank = group * size; rank < (group + 1) * size; ++rank) {
+        for (const int64_t row : rows_of(plan, rank)) members.push_back(row);
+      }
+      std::ranges::sort(rows);
+      std::ranges::sort(members);
+      EXPECT_EQ(rows, members);
+    }
+    // One rank has its rows in the whole's order: what it computes with needs no moving.
+    if (size == plan.problem().ranks) {
+      EXPECT_TRUE(std::ranges::is_sorted(groups.permutation()));
+    }
+  }
 }
 
 std::string told(const Problem& p) {
@@ -183,7 +225,7 @@ TEST(DistributedPlan, HasEveryPairOfAnyDocumentsOnce) {
     return std::uniform_int_distribution<int64_t>(least, most)(random);
   };
   for (int n = 0; n < 250; ++n) {
-    Problem p{.rows = draw(0, n % 5 == 0 ? 6 : 70), .ranks = static_cast<int>(draw(1, 5))};
+    Problem p{.rows = draw(0, n % 5 == 0 ? 6 : 70), .ranks = static_cast<int>(draw(1, 6))};
     p.order = kAll[n % 5];
     p.causal = n % 3 == 0 ? Causal::none : n % 3 == 1 ? Causal::top_left : Causal::bottom_right;
     if (draw(0, 2) == 0) p.window_left = draw(0, 20);
@@ -194,7 +236,7 @@ TEST(DistributedPlan, HasEveryPairOfAnyDocumentsOnce) {
       std::ranges::sort(p.cu_seqlens);
     }
     SCOPED_TRACE(told(p));
-    expect_right(p);
+    expect_right_in_groups(Plan(p));
     if (testing::Test::HasFailure()) return;
   }
 }
@@ -220,7 +262,7 @@ TEST(DistributedPlan, HasEveryPairOfAnyAreasOnce) {
     }
     if (p.areas.empty()) continue;
     SCOPED_TRACE(told(p) + ", case " + std::to_string(n));
-    expect_right(p);
+    expect_right_in_groups(Plan(p));
     if (testing::Test::HasFailure()) return;
   }
 }
@@ -308,6 +350,93 @@ TEST(DistributedPlan, BytesAreThoseOfTheFormulas) {
   EXPECT_EQ(one.cost(Scheme::ring).forward_bytes + one.cost(Scheme::gather).backward_bytes, 0);
 }
 
+TEST(DistributedPlan, BytesOfNeededKeysAndOfHeads) {
+  // A window of 500 in contiguous parts of 1000: each rank but the last sends 500 rows to the next.
+  Problem p{.rows = 8000,
+            .ranks = 8,
+            .batch = 2,
+            .heads = 8,
+            .kv_heads = 2,
+            .head_size = 64,
+            .head_size_v = 32,
+            .causal = Causal::top_left,
+            .window_left = 500,
+            .order = Order::contiguous};
+  const Plan window(p);
+  EXPECT_EQ(window.bytes(Scheme::needed, 0).forward, 2 * 500 * 2 * 96 * 2);
+  EXPECT_EQ(window.bytes(Scheme::needed, 0).backward, 2 * 500 * 2 * 96 * 2);
+  EXPECT_EQ(window.bytes(Scheme::needed, 3).backward, 2 * 500 * 2 * 96 * (2 + 4));
+  EXPECT_EQ(window.bytes(Scheme::needed, 7).forward, 0);
+  // (P - 1) / P^2 S of q, k, v and o, 2 kv heads to four ranks each, and 4 bytes of lse a head.
+  const SchemeCost ulysses = window.cost(Scheme::ulysses);
+  EXPECT_EQ(ulysses.forward_bytes, 2.0 * 7 * 1000 * (64 * 2 + 96 * 2 + 32 * 2 + 4));
+  EXPECT_EQ(ulysses.backward_bytes, 2.0 * 7 * 1000 * ((64 + 96 + 2 * 32) * 2 + 2 * 4 + 64 * 2 + 96 * 4));
+  // In pairs: q, k, v and o inside, k and v of one head between four groups of 2000 rows.
+  EXPECT_EQ(window.ulysses(Scheme::two_dimensional), 2);
+  p.window_left = -1;
+  p.order = Order::zigzag;
+  const Plan causal(p);
+  EXPECT_EQ(causal.across(), Scheme::gather);
+  EXPECT_EQ(causal.cost(Scheme::two_dimensional).forward_bytes,
+            2.0 * 1000 * (4 * 64 * 2 + 96 * 2 + 4 * (32 * 2 + 4)) + 2.0 * 3 * 2000 * 96 * 2);
+  const Plan one({.rows = 4096, .ranks = 1, .causal = Causal::top_left});
+  for (const Scheme scheme : {Scheme::needed, Scheme::ulysses, Scheme::two_dimensional}) {
+    EXPECT_EQ(one.cost(scheme).forward_bytes + one.cost(scheme).backward_bytes, 0);
+    EXPECT_EQ(one.cost(scheme).forward_seconds, one.cost(Scheme::gather).forward_seconds);
+  }
+}
+
+TEST(DistributedPlan, NeededKeysAreChosenForShortDocuments) {
+  Problem p{.rows = 64000, .ranks = 8, .heads = 32, .kv_heads = 8, .cu_seqlens = {0}, .causal = Causal::top_left};
+  while (p.cu_seqlens.back() < p.rows) p.cu_seqlens.push_back(p.cu_seqlens.back() + 1600);
+  const Plan plan(p);
+  EXPECT_EQ(plan.chosen(), Scheme::needed);
+  EXPECT_LT(plan.cost(Scheme::needed).forward_bytes, 0.1 * plan.cost(Scheme::gather).forward_bytes);
+  // And heads are exchanged where rows cannot be dealt out evenly: a long document and a short one.
+  p.cu_seqlens = {0, 50000, 64000};
+  p.order = Order::contiguous;
+  EXPECT_EQ(Plan(p).chosen(), Scheme::ulysses);
+}
+
+TEST(DistributedPlan, HeadsAreEvenAndCutWhereTheyMustBe) {
+  const auto shares = [](int64_t heads, int64_t kv_heads, int ranks) { return head_shares(heads, kv_heads, ranks); };
+  using Shares = std::vector<HeadShare>;
+  EXPECT_EQ(shares(8, 2, 2), (Shares{{0, 4, 0, 1}, {4, 8, 1, 2}}));
+  EXPECT_EQ(shares(8, 2, 4), (Shares{{0, 2, 0, 1}, {2, 4, 0, 1}, {4, 6, 1, 2}, {6, 8, 1, 2}}));
+  EXPECT_EQ(shares(6, 2, 4), (Shares{{0, 2, 0, 1}, {2, 3, 0, 1}, {3, 5, 1, 2}, {5, 6, 1, 2}}));  // ends with a group
+  EXPECT_EQ(shares(32, 8, 3), (Shares{{0, 11, 0, 3}, {11, 22, 2, 6}, {22, 32, 5, 8}}));
+  EXPECT_EQ(shares(2, 1, 4), (Shares{{0, 1, 0, 1}, {1, 2, 0, 1}, {2, 2, 1, 1}, {2, 2, 1, 1}}));
+  for (int64_t kv_heads = 1; kv_heads <= 6; ++kv_heads) {
+    for (int64_t group = 1; group <= 5; ++group) {
+      for (int ranks = 1; ranks <= 9; ++ranks) {
+        int64_t begin = 0;
+        for (const HeadShare& share : shares(kv_heads * group, kv_heads, ranks)) {
+          EXPECT_EQ(share.begin, begin);
+          begin = share.end;
+          EXPECT_LE(share.end - share.begin, (kv_heads * group + ranks - 1) / ranks);
+          if (share.begin == share.end) continue;
+          EXPECT_EQ(share.kv_begin, share.begin / group);
+          EXPECT_EQ(share.kv_end, (share.end - 1) / group + 1);
+        }
+        EXPECT_EQ(begin, kv_heads * group);
+      }
+    }
+  }
+}
+
+TEST(DistributedPlan, GroupsOfTwoDimensionsAreOfKvHeads) {
+  const auto size = [](int ranks, int64_t kv_heads, int ulysses = 0) {
+    const Plan plan({.rows = 64, .ranks = ranks, .heads = kv_heads, .kv_heads = kv_heads, .ulysses = ulysses});
+    return plan.ulysses(Scheme::two_dimensional);
+  };
+  EXPECT_EQ(size(16, 8), 8);
+  EXPECT_EQ(size(16, 5), 4);
+  EXPECT_EQ(size(8, 8), 4);
+  EXPECT_EQ(size(9, 1), 3);
+  EXPECT_EQ(size(7, 8), 7);  // a prime: all of them
+  EXPECT_EQ(size(8, 8, 2), 2);
+}
+
 TEST(DistributedPlan, PositionsAreThoseInTheDocument) {
   const Plan plan({.rows = 10, .ranks = 2, .cu_seqlens = {0, 3, 3, 10}, .order = Order::striped});
   EXPECT_EQ(plan.positions(0), (std::vector<std::int32_t>{0, 2, 1, 3, 5}));
@@ -362,6 +491,7 @@ TEST(DistributedPlan, RefusesInSentences) {
             at + "areas and cu_seqlens are given: documents are areas of their own");
   EXPECT_EQ(refusal({.rows = 4, .areas = {{0, 4, 0, 4}}, .order = Order::per_document}),
             at + "order is per_document and areas are given: it is for documents");
+  EXPECT_EQ(refusal({.rows = 4, .ranks = 6, .ulysses = 4}), at + "ulysses is 4: it must divide the ranks, 6, or be 0");
   EXPECT_EQ(refusal({.rows = 4, .costs = {.link_bandwidth = 0}}), at + "link_bandwidth is 0: it must be above 0");
 }
 

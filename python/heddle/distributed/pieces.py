@@ -61,14 +61,18 @@ def _piece(items: Any) -> Piece:
 class Layout(NamedTuple):
     """What a call needs of its plan, which it does not hold: autograd may keep it until the interpreter has ended.
 
-    lengths: how many rows each rank has. rows: which of the whole, int64. steps: pieces, of ``gather`` one list, of ``ring`` one for
-    each rank whose keys come by. whole: each row is in one piece, so that nothing is merged.
+    lengths: how many rows each rank has. steps: pieces, of ``ring`` one list for each rank whose keys come by, else one list. whole:
+    each row is in one piece, so that nothing is merged. keys: how many a rank has at once, but in ``ring``: all in the whole's order,
+    or those that it needs. places: of each rank's keys where they lie among those, int64. given: which of this rank's keys each rank
+    needs; of ``needed`` alone.
     """
 
     lengths: list[int]
-    rows: list[torch.Tensor]
     steps: list[list[Piece]]
     whole: bool
+    keys: int
+    places: list[torch.Tensor]
+    given: list[torch.Tensor]
 
 
 def layout_of(plan: Plan, rank: int, scheme: str) -> Layout:
@@ -76,9 +80,26 @@ def layout_of(plan: Plan, rank: int, scheme: str) -> Layout:
         steps = [[_piece(items) for items in step] for step in plan._native.pieces(rank, scheme)]
         pieces = [piece for step in steps for piece in step]
         covered = sum(piece.rows.stop - piece.rows.start for piece in pieces)
-        once = all(piece.first for piece in pieces) and covered == plan.rows_of(rank)
-        lengths = [plan.rows_of(r) for r in range(plan.ranks)]
-        return Layout(lengths, [plan.rows_of_rank(r) for r in range(plan.ranks)], steps, once and scheme == "gather")
+        once = all(piece.first for piece in pieces) and covered == plan.rows_of(rank) and scheme != "ring"
+        ranks = range(plan.ranks)
+        lengths = [plan.rows_of(r) for r in ranks]
+        if scheme != "needed":
+            return Layout(lengths, steps, once, plan.rows, [plan.rows_of_rank(r) for r in ranks], [])
+        ends = np.cumsum(lengths)
+        inverse = plan.inverse()
+
+        def needed(of: int) -> tuple[Any, Any]:
+            """Where the keys that a rank needs lie, all ranks' rows one after the other, and whose they are."""
+            at = inverse[np.frombuffer(plan._native.needed_keys(of), np.int64)]
+            return at, np.searchsorted(ends, at, side="right")
+
+        _, owner = needed(rank)
+        places = [torch.from_numpy(np.flatnonzero(owner == r)) for r in ranks]
+        given = []
+        for r in ranks:
+            at, owner_of = needed(r)
+            given.append(torch.from_numpy(at[owner_of == rank] - (ends[rank] - lengths[rank])))
+        return Layout(lengths, steps, once, len(owner), places, given)
 
     kept: Layout = plan._keep((scheme, rank), made)
     return kept

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .._types import CausalName, FloatDType
 
 OrderName = Literal["contiguous", "zigzag", "striped", "per_document", "balanced"]
-SchemeName = Literal["auto", "gather", "ring"]
+SchemeName = Literal["auto", "gather", "ring", "needed", "ulysses", "2d"]
 
 
 class Costs(NamedTuple):
@@ -78,7 +78,7 @@ class Plan:
 
     @property
     def scheme(self) -> str:
-        """What ``scheme="auto"`` is: "gather" or "ring", whichever is predicted to take less time, both passes together."""
+        """What ``scheme="auto"`` is: the one that is predicted to take the least time, both passes together."""
         if self._chosen is None:
             self._chosen = self._native.chosen()
         return self._chosen
@@ -111,7 +111,18 @@ class Plan:
         """int64 [rows of the rank]: where each of its rows stands in its document, for rotary embeddings; beside areas, in the whole."""
         return np.frombuffer(self._native.positions(rank), np.int32).astype(np.int64)
 
-    def cost(self, scheme: Literal["gather", "ring"]) -> SchemeCost:
+    @property
+    def ulysses(self) -> int:
+        """Of the scheme "2d": how many ranks, one after the other, exchange heads for rows."""
+        return self._native.ulysses("2d")
+
+    @property
+    def across(self) -> str:
+        """Of the scheme "2d": how keys get from group to group, "gather", "ring" or "needed", by the prediction."""
+        across: str = self._keep("across", self._native.across)
+        return across
+
+    def cost(self, scheme: Literal["gather", "ring", "needed", "ulysses", "2d"]) -> SchemeCost:
         """What a scheme sends, and how long it is predicted to take."""
         return SchemeCost(*self._native.cost(scheme))
 
@@ -128,6 +139,11 @@ class Plan:
 
         rows: torch.Tensor = self._keep(("rows", rank), made)
         return rows
+
+    def grouped(self, size: int) -> Plan:
+        """The plan in which each ``size`` ranks, one after the other, are one, with all their rows; size divides the ranks."""
+        native = self._native.grouped(_integer("size", size))
+        return Plan(native, self.rows, self.ranks // size, self.order)
 
     def _keep(self, key: Any, make: Any) -> Any:
         if key not in self._kept:
@@ -150,6 +166,7 @@ def plan(
     cu_seqlens: Iterable[int] | None = None,
     areas: Iterable[Sequence[Any]] | None = None,
     order: OrderName = "zigzag",
+    ulysses: int | None = None,
     costs: Costs | None = None,
 ) -> Plan:
     """Deals the rows of one long problem out to ranks. Needs no process group; any lengths, ranks without rows too.
@@ -167,12 +184,15 @@ def plan(
       order: who gets what. "contiguous": a part each. "zigzag": one part of 2 P from either end, even under causality.
         "striped": every P-th row. "per_document": zigzag inside of each document. "balanced": parts of about rows / (16 P), dealt
         out by a solver so that work is even and no rank has more than its share of rows.
+      ulysses: of the scheme "2d": how many ranks, one after the other, exchange heads for rows: a divisor of ranks. None: the largest
+        below ranks that is no more than kv_heads, or the least above 1.
       costs: what times are predicted from.
 
     Raises:
       ValueError: a bad argument; the message names it, its value and the rule.
 
-    Sources: Liu, Zaharia and Abbeel, arXiv 2310.01889; Brandon et al., arXiv 2311.09431; Dubey et al., arXiv 2407.21783.
+    Sources: Liu, Zaharia and Abbeel, arXiv 2310.01889; Brandon et al., arXiv 2311.09431; Dubey et al., arXiv 2407.21783; Jacobs et
+    al., arXiv 2309.14509; Fang and Zhao, arXiv 2405.07719.
     """
     left, right = pair(window)
     sizes = {
@@ -193,6 +213,7 @@ def plan(
         cu_seqlens=[] if cu_seqlens is None else [_integer("cu_seqlens", end) for end in cu_seqlens],
         areas=[] if areas is None else [_area(n, area) for n, area in enumerate(areas)],
         order=order,
+        ulysses=0 if ulysses is None else _integer("ulysses", ulysses),
         costs=tuple(costs or Costs()),
     )
     return Plan(native, rows, ranks, order)

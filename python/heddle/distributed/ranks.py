@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -48,6 +49,7 @@ class Ranks:
             )
         self.group: dist.ProcessGroup | None = None
         self.rank, self.size = 0, 1
+        self._members: Sequence[int] = (0,)  # of the group, by its ranks
         if group is not None or (dist.is_available() and dist.is_initialized()):
             self.group = dist.group.WORLD if group is None else group
             self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
@@ -60,6 +62,13 @@ class Ranks:
             )
         if self.size != plan.ranks:
             raise ValueError(f"[{operation}] the plan is for {plan.ranks} ranks and the group has {self.size}")
+        self._members = range(self.size)
+
+    def subset(self, members: Sequence[int]) -> Ranks:
+        """Some of these ranks, this one among them, as ranks 0, 1 ... of their own. Errors name them as they are here."""
+        out = copy.copy(self)
+        out.rank, out.size, out._members = members.index(self.rank), len(members), members
+        return out
 
     def start(self, moves: Sequence[tuple[torch.Tensor, int, torch.Tensor, int]], what: str) -> Transfer:
         """Starts moves (out, to, in, from) of contiguous tensors; what is empty is not sent. Exchanges between two ranks keep their
@@ -69,7 +78,7 @@ class Ranks:
             for function, x, peer, word in ((dist.isend, out, to, "to"), (dist.irecv, into, source, "from")):
                 if x.numel() > 0:
                     ops.append(dist.P2POp(function, x.view(torch.uint8), self._global(peer), self.group))
-                    whom.append(f"{word} rank {peer}")
+                    whom.append(f"{word} rank {self._members[peer]}")
         if not ops:
             return Transfer(self, (), what, None)
         try:
@@ -86,11 +95,15 @@ class Ranks:
         self.start([(part, r, parts[r], r) for r in self._others()], what).wait()
         return parts
 
+    def all_to_all(self, parts: Sequence[torch.Tensor], lengths: Sequence[int], what: str) -> list[torch.Tensor]:
+        """What every rank has for this one, of one dtype and one dimension, of these lengths. parts: what this one has for each."""
+        came = [parts[r] if r == self.rank else parts[r].new_empty(length) for r, length in enumerate(lengths)]
+        self.start([(parts[r], r, came[r], r) for r in self._others()], what).wait()
+        return came
+
     def reduce_scatter(self, parts: Sequence[torch.Tensor], what: str) -> torch.Tensor:
         """Of what every rank has for this one, rank 0's part + rank 1's + ..., in this order whatever comes first."""
-        own = parts[self.rank]
-        came = [own if r == self.rank else torch.empty_like(own) for r in range(self.size)]
-        self.start([(parts[r], r, came[r], r) for r in self._others()], what).wait()
+        came = self.all_to_all(parts, [parts[self.rank].numel()] * self.size, what)
         total = came[0].clone()
         for share in came[1:]:
             total += share
@@ -125,7 +138,9 @@ class Ranks:
 
     def lost(self, what: str, whom: str, error: Exception) -> RuntimeError:
         within = "" if self.timeout is None else f", within {self.timeout.total_seconds():g} s"
-        return RuntimeError(f"[{self.operation}] {what}: rank {self.rank} {whom}{within}, plan {self._digest}: {error}")
+        return RuntimeError(
+            f"[{self.operation}] {what}: rank {self._members[self.rank]} {whom}{within}, plan {self._digest}: {error}"
+        )
 
     def _others(self) -> list[int]:
         """Nearest first, so that not all ranks send to the same one at once."""
@@ -133,7 +148,7 @@ class Ranks:
 
     def _global(self, rank: int) -> int:
         assert self.group is not None
-        return dist.get_global_rank(self.group, rank)
+        return dist.get_global_rank(self.group, self._members[rank])
 
 
 #: What the ranks of each group have found to be the same.

@@ -1,0 +1,281 @@
+// What schemes send, and the times that are predicted from it.
+#include <algorithm>
+
+#include "core/check.h"
+#include "distributed/arguments.h"
+#include "distributed/bands.h"
+#include "distributed/cuts.h"
+
+namespace heddle::distributed {
+namespace {
+
+constexpr double kBytesOfF32 = 4;
+constexpr Scheme kKeySchemes[] = {Scheme::gather, Scheme::ring, Scheme::needed};
+constexpr Scheme kSchemes[] = {Scheme::gather, Scheme::ring, Scheme::needed, Scheme::ulysses, Scheme::two_dimensional};
+
+double number(std::int64_t x) { return static_cast<double>(x); }
+
+double seconds_of(const Plan& plan, double bytes) {
+  const Problem& p = plan.problem();
+  return p.ranks > 1 ? p.costs.link_latency + bytes / p.costs.link_bandwidth : 0;
+}
+
+// What a row of keys and values weighs, and seconds of products.
+struct Weights {
+  double keys, gradients, forward, backward, merged_row;
+
+  explicit Weights(const Problem& p) {
+    const double kv = number(p.batch * p.kv_heads) * number(p.head_size + p.head_size_v);
+    keys = kv * static_cast<double>(size_of(p.dtype));
+    gradients = kv * kBytesOfF32;
+    const double pair = number(p.batch * p.heads) * 2;
+    forward = pair * number(p.head_size + p.head_size_v) / p.costs.forward_flops;
+    backward = pair * number(3 * p.head_size + 2 * p.head_size_v) / p.costs.backward_flops;
+    // Two results are read, one is written.
+    merged_row = number(p.batch * p.heads * p.head_size_v) * 3 * kBytesOfF32 / p.costs.memory_bandwidth;
+  }
+};
+
+// Rows of keys, and of gradients of keys, that a rank sends, and that it gets, where keys go to rows.
+struct KeyRows {
+  double keys = 0, gradients = 0, keys_got = 0, gradients_got = 0;
+};
+
+std::vector<KeyRows> key_rows(const Plan& plan, Scheme scheme) {
+  const int ranks = plan.problem().ranks;
+  std::vector<KeyRows> out(static_cast<std::size_t>(ranks));
+  std::vector<Run> all;  // their waves are whose they are
+  for (int rank = 0; rank < ranks; ++rank) {
+    KeyRows& rows = out[static_cast<std::size_t>(rank)];
+    if (scheme == Scheme::gather) {
+      rows.keys = rows.gradients_got = number(plan.rows(rank)) * (ranks - 1);
+      rows.gradients = rows.keys_got = number(plan.problem().rows - plan.rows(rank));
+    } else if (scheme == Scheme::ring) {
+      // A rank keeps its own share; the others' goes on from the next rank to the last one, and home.
+      const auto held = [&](int step) { return number(plan.rows((rank - step + ranks) % ranks)); };
+      for (int step = 1; step <= plan.ring_hops(); ++step) rows.keys += held(step - 1), rows.gradients += held(step);
+    } else {
+      for (Run run : plan.runs(rank)) {
+        run.wave = rank;
+        all.push_back(run);
+      }
+    }
+  }
+  std::ranges::sort(all, {}, &Run::begin);
+  for (int to = 0; scheme == Scheme::needed && to < ranks; ++to) {
+    KeyRows& receiver = out[static_cast<std::size_t>(to)];
+    for (const Run& keys : plan.needed_keys(to)) {
+      for (const Run& run : inside(all, keys.begin, keys.begin + keys.count)) {
+        if (run.wave == to) continue;
+        KeyRows& sender = out[static_cast<std::size_t>(run.wave)];
+        const double rows = number(run.count);
+        sender.keys += rows, sender.gradients_got += rows;
+        receiver.keys_got += rows, receiver.gradients += rows;
+      }
+    }
+  }
+  return out;
+}
+
+struct Seconds {
+  double forward = 0, backward = 0;
+  double both() const { return forward + backward; }
+};
+
+// One exchange of keys, then all products; the backward's gradients after them.
+Seconds seconds_at_once(const Plan& plan, Scheme scheme) {
+  const Weights w(plan.problem());
+  double pairs = 0, moved = 0;
+  for (int rank = 0; rank < plan.problem().ranks; ++rank) pairs = std::max(pairs, plan.pairs(rank));
+  for (const KeyRows& rows : key_rows(plan, scheme)) moved = std::max({moved, rows.keys, rows.keys_got});
+  const double keys = seconds_of(plan, moved * w.keys), gradients = seconds_of(plan, moved * w.gradients);
+  return {keys + pairs * w.forward, keys + pairs * w.backward + gradients};
+}
+
+Seconds seconds_of_ring(const Plan& plan) {
+  const Weights w(plan.problem());
+  const int ranks = plan.problem().ranks, hops = plan.ring_hops();
+  // Of each step the most that any rank has to do. Gradients of keys go on while the next step is computed.
+  std::vector<double> pairs(static_cast<std::size_t>(hops) + 1), merged(pairs.size()), sent(pairs.size());
+  for (int rank = 0; rank < ranks; ++rank) {
+    const auto steps = plan.ring_pieces(rank);
+    for (std::size_t t = 0; t < steps.size(); ++t) {
+      double of_step = 0, rows_merged = 0;
+      for (const Piece& piece : steps[t]) {
+        of_step += piece.pairs;
+        if (!piece.first) rows_merged += number(piece.q_end - piece.q_begin);
+      }
+      pairs[t] = std::max(pairs[t], of_step);
+      merged[t] = std::max(merged[t], rows_merged);
+      sent[t] = std::max(sent[t], number(plan.rows((rank - static_cast<int>(t) + ranks) % ranks)));
+    }
+  }
+  Seconds out;
+  for (std::size_t t = 0; t < pairs.size(); ++t) {
+    const bool last = t + 1 == pairs.size();
+    const double keys = last ? 0 : seconds_of(plan, sent[t] * w.keys);
+    const double gradients = t > 1 ? seconds_of(plan, sent[t - 1] * w.gradients) : 0;
+    out.forward += std::max(pairs[t] * w.forward + merged[t] * w.merged_row, keys);
+    out.backward += std::max(pairs[t] * w.backward, keys + gradients);
+    if (last && hops > 0) out.backward += seconds_of(plan, sent[t] * w.gradients);
+  }
+  return out;
+}
+
+Seconds seconds_of_keys(const Plan& plan, Scheme scheme) {
+  return scheme == Scheme::ring ? seconds_of_ring(plan) : seconds_at_once(plan, scheme);
+}
+
+// The first of those that take the least time. Each is predicted once: a ring of many ranks takes long.
+template <class Predict>
+Scheme fastest(std::span<const Scheme> schemes, const Predict& predict) {
+  std::vector<double> seconds;
+  for (const Scheme scheme : schemes) seconds.push_back(predict(scheme).both());
+  return schemes[static_cast<std::size_t>(std::ranges::min_element(seconds) - seconds.begin())];
+}
+
+Scheme best_of_keys(const Plan& plan) {
+  return fastest(kKeySchemes, [&](Scheme scheme) { return seconds_of_keys(plan, scheme); });
+}
+
+// Of a row, the bytes of what goes to a rank with these heads, and of what comes back from it.
+struct HeadBytes {
+  double forward_there = 0, forward_back = 0, backward_there = 0, backward_back = 0;
+
+  HeadBytes() = default;
+  HeadBytes(const Problem& p, const HeadShare& share) {
+    const double batch = number(p.batch), element = static_cast<double>(size_of(p.dtype));
+    const double q = batch * number((share.end - share.begin) * p.head_size);
+    const double o = batch * number((share.end - share.begin) * p.head_size_v);
+    const double lse = batch * number(share.end - share.begin) * kBytesOfF32;
+    const double kv = batch * number((share.kv_end - share.kv_begin) * (p.head_size + p.head_size_v));
+    forward_there = (q + kv) * element;
+    forward_back = o * element + lse;
+    backward_there = (q + kv + 2 * o) * element + 2 * lse;
+    backward_back = q * element + kv * kBytesOfF32;
+  }
+};
+constexpr double HeadBytes::*kMoves[] = {&HeadBytes::forward_there, &HeadBytes::forward_back,
+                                         &HeadBytes::backward_there, &HeadBytes::backward_back};
+
+// Bytes that each rank sends, and gets, in the moves of heads for rows inside of its group.
+class HeadMoves {
+ public:
+  HeadMoves(const Plan& plan, int size) : plan_(plan), size_(size) {
+    const Problem& p = plan.problem();
+    for (const HeadShare& share : head_shares(p.heads, p.kv_heads, size)) of_share_.emplace_back(p, share);
+  }
+  // move: of kMoves. There: own rows to the others' heads; back: others' rows from own heads.
+  double sent(std::size_t move, int rank) const { return move % 2 == 0 ? own_rows(move, rank) : own_heads(move, rank); }
+  double got(std::size_t move, int rank) const { return move % 2 == 0 ? own_heads(move, rank) : own_rows(move, rank); }
+  double seconds(std::size_t move) const {
+    double most = 0;
+    for (int rank = 0; rank < plan_.problem().ranks; ++rank) most = std::max({most, sent(move, rank), got(move, rank)});
+    return size_ > 1 ? seconds_of(plan_, most) : 0;
+  }
+
+ private:
+  double own_rows(std::size_t move, int rank) const {
+    double others = 0;
+    for (int n = 0; n < size_; ++n) {
+      if (n != rank % size_) others += of_share_[static_cast<std::size_t>(n)].*kMoves[move];
+    }
+    return number(plan_.rows(rank)) * others;
+  }
+  double own_heads(std::size_t move, int rank) const {
+    double others = 0;
+    for (int n = 0; n < size_; ++n) {
+      if (n != rank % size_) others += number(plan_.rows(rank - rank % size_ + n));
+    }
+    return others * (of_share_[static_cast<std::size_t>(rank % size_)].*kMoves[move]);
+  }
+
+  const Plan& plan_;
+  const int size_;
+  std::vector<HeadBytes> of_share_;
+};
+
+// Of every rank.
+std::vector<Plan::Bytes> bytes_of_ranks(const Plan& plan, Scheme scheme) {
+  const Problem& p = plan.problem();
+  std::vector<Plan::Bytes> out;
+  if (!heads_move(scheme)) {
+    const Weights w(p);
+    for (const KeyRows& rows : key_rows(plan, scheme)) {
+      out.push_back({rows.keys * w.keys, rows.keys * w.keys + rows.gradients * w.gradients});
+    }
+    return out;
+  }
+  const int size = plan.ulysses(scheme);
+  const Plan groups = plan.grouped(size);
+  const std::vector<KeyRows> across = key_rows(groups, best_of_keys(groups));
+  const std::vector<HeadShare> shares = head_shares(p.heads, p.kv_heads, size);
+  const HeadMoves moves(plan, size);
+  for (int rank = 0; rank < p.ranks; ++rank) {
+    Problem of_share = p;
+    const HeadShare& share = shares[static_cast<std::size_t>(rank % size)];
+    of_share.kv_heads = share.kv_end - share.kv_begin;
+    const Weights w(of_share);
+    const KeyRows& rows = across[static_cast<std::size_t>(rank / size)];
+    out.push_back({rows.keys * w.keys + moves.sent(0, rank) + moves.sent(1, rank),
+                   rows.keys * w.keys + rows.gradients * w.gradients + moves.sent(2, rank) + moves.sent(3, rank)});
+  }
+  return out;
+}
+
+Seconds seconds_of_scheme(const Plan& plan, Scheme scheme) {
+  if (!heads_move(scheme)) return seconds_of_keys(plan, scheme);
+  const int size = plan.ulysses(scheme);
+  const Plan groups = plan.grouped(size);
+  const Seconds across = seconds_of_keys(groups, best_of_keys(groups));
+  const HeadMoves moves(plan, size);
+  return {moves.seconds(0) + across.forward + moves.seconds(1), moves.seconds(2) + across.backward + moves.seconds(3)};
+}
+
+void check_scheme(Scheme scheme) {
+  Check("distributed.plan").require(scheme != Scheme::automatic, "scheme is auto: it must be one that is named");
+}
+
+}  // namespace
+
+std::vector<HeadShare> head_shares(std::int64_t heads, std::int64_t kv_heads, int ranks) {
+  const std::int64_t group = heads / kv_heads, most = ceil_div(heads, ranks);
+  std::vector<HeadShare> out;
+  std::int64_t begin = 0;
+  for (int rank = 0; rank < ranks; ++rank) {
+    std::int64_t end = std::min(begin + most, heads);
+    const std::int64_t whole_groups = end / group * group;
+    if (whole_groups > begin && heads - whole_groups <= most * (ranks - 1 - rank)) end = whole_groups;
+    out.push_back({begin, end, begin / group, ceil_div(end, group)});
+    begin = end;
+  }
+  return out;
+}
+
+Scheme Plan::across() const { return best_of_keys(grouped(ulysses(Scheme::two_dimensional))); }
+
+Plan::Bytes Plan::bytes(Scheme scheme, int rank) const {
+  check_scheme(scheme);
+  return bytes_of_ranks(*this, scheme)[static_cast<std::size_t>(rank)];
+}
+
+SchemeCost Plan::cost(Scheme scheme) const {
+  check_scheme(scheme);
+  const Seconds seconds = seconds_of_scheme(*this, scheme);
+  SchemeCost out{.forward_seconds = seconds.forward, .backward_seconds = seconds.backward};
+  for (const Bytes& sent : bytes_of_ranks(*this, scheme)) {
+    out.forward_bytes = std::max(out.forward_bytes, sent.forward);
+    out.backward_bytes = std::max(out.backward_bytes, sent.backward);
+  }
+  return out;
+}
+
+Scheme Plan::chosen() const {
+  // 2d of groups of one rank, or of all, is one of the others.
+  const int size = ulysses(Scheme::two_dimensional);
+  const bool two = 1 < size && size < problem_.ranks;
+  return fastest(std::span(kSchemes).first(two ? 5 : 4),
+                 [&](Scheme scheme) { return seconds_of_scheme(*this, scheme); });
+}
+
+}  // namespace heddle::distributed

@@ -1,0 +1,401 @@
+// Keys go to rows: gathered, passed round, or only those that are needed; pieces run, gradients of keys brought home.
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "distributed/cuts.h"
+#include "distributed/memory.h"
+#include "distributed/scheme.h"
+#include "heddle/partial.h"
+
+namespace heddle::distributed {
+namespace {
+
+// Of the keys that some rank needs those of rank `from`, ascending: rows begin, begin + step ... of the former's
+// buffer, which are rows `local` and on of the latter's.
+std::vector<Run> moved_keys(const Plan& plan, const std::vector<Run>& needed, int from) {
+  std::vector<Run> own = plan.runs(from), out;
+  std::ranges::sort(own, {}, &Run::begin);
+  for (const Run& keys : needed) {
+    for (Run run : inside(own, keys.begin, keys.begin + keys.count)) {
+      run.begin += keys.local - keys.begin;
+      out.push_back(run);
+    }
+  }
+  return out;
+}
+
+std::int64_t rows_of(const std::vector<Run>& runs) {
+  std::int64_t sum = 0;
+  for (const Run& run : runs) sum += run.count;
+  return sum;
+}
+
+class SchemeOfKeys : public SchemeOfRank {
+ public:
+  SchemeOfKeys(const Plan& plan, Communicator& communicator, Scheme scheme)
+      : plan_(plan),
+        communicator_(communicator),
+        scheme_(scheme),
+        rank_(communicator.rank()),
+        ranks_(communicator.size()) {
+    if (scheme_ == Scheme::ring) {
+      steps_ = plan.ring_pieces(rank_);
+    } else if (scheme_ == Scheme::needed) {
+      steps_ = {plan.needed_pieces(rank_)};
+      const std::vector<Run> needed = plan.needed_keys(rank_);
+      keys_ = rows_of(needed);
+      for (int r = 0; r < ranks_; ++r) {
+        got_.push_back(moved_keys(plan, needed, r));
+        given_.push_back(moved_keys(plan, plan.needed_keys(r), rank_));
+      }
+    } else {
+      steps_ = {plan.gather_pieces(rank_)};
+      keys_ = plan.problem().rows;
+    }
+    std::int64_t covered = 0;
+    for (const std::vector<Piece>& pieces : steps_) {
+      for (const Piece& piece : pieces) {
+        whole_ = whole_ && piece.first;
+        covered += piece.q_end - piece.q_begin;
+      }
+    }
+    whole_ = whole_ && covered == plan.rows(rank_) && scheme_ != Scheme::ring;
+  }
+
+  void forward(const Call& call) override;
+  std::span<float> backward(const Call& call, const RowGradients& gradients, bool dkv) override;
+
+ private:
+  int rank_before(int n) const { return (rank_ - n % ranks_ + ranks_) % ranks_; }
+  std::string round(const char* what, int step) const {
+    return std::string(what) + ", step " + std::to_string(step) + " of " + std::to_string(plan_.ring_hops());
+  }
+
+  void put_keys(const Call& call, void* data) const;
+  // All keys in the whole's order, or those that are needed in the order of the buffer.
+  void keys_at_once(const Call& call, TensorView& k, TensorView& v);
+  void gather_keys(const Call& call, TensorView& k, TensorView& v);
+  void fetch_keys(const Call& call, TensorView& k, TensorView& v);
+  // Calls use(step, k, v) while the next step's keys are on their way.
+  template <class Use>
+  void pass_keys_round(const Call& call, const Use& use);
+
+  // Partial results of the rank's rows: o f32, 0 and lse -inf where there is none yet.
+  void accumulate(Calls& calls, const std::vector<Piece>& pieces, const Call& call, const Rows& sum,
+                  const TensorView& k, const TensorView& v);
+  Rows new_sum(const Call& call);
+  void finish(const Call& call, const Rows& sum) const;
+
+  // share: what this rank adds to the gradients of all keys, or of those that it needs.
+  std::span<float> gather_key_gradients(const Call& call, std::span<float> share);
+  std::span<float> return_key_gradients(const Call& call, std::span<float> share);
+
+  const Plan& plan_;
+  Communicator& communicator_;
+  const Scheme scheme_;
+  const int rank_, ranks_;
+  std::vector<std::vector<Piece>> steps_;      // of `ring` one for each rank whose keys come by
+  bool whole_ = true;                          // each row is in one piece: nothing is merged
+  std::int64_t keys_ = 0;                      // in the buffer of `gather` and `needed`
+  std::vector<std::vector<Run>> given_, got_;  // of `needed`, to and from each rank
+  WorkspaceBuffer workspace_, sent_keys_, came_keys_, ordered_keys_;
+  Floats sum_o_, sum_lse_, part_o_, part_lse_, row_gradients_, key_gradients_, next_gradients_, came_gradients_, parts_;
+};
+
+void SchemeOfKeys::put_keys(const Call& call, void* data) const {
+  const std::int64_t rows = plan_.rows(rank_);
+  copy_rows({call.k}, {call.keys.k(data, rows)}, rows);
+  copy_rows({call.v}, {call.keys.v(data, rows)}, rows);
+}
+
+void SchemeOfKeys::keys_at_once(const Call& call, TensorView& k, TensorView& v) {
+  if (ranks_ == 1 && scheme_ == Scheme::gather) {  // one rank has its rows in the whole's order
+    k = call.k, v = call.v;
+  } else if (scheme_ == Scheme::gather) {
+    gather_keys(call, k, v);
+  } else {
+    fetch_keys(call, k, v);
+  }
+}
+
+void SchemeOfKeys::fetch_keys(const Call& call, TensorView& k, TensorView& v) {
+  const KeyBlock& keys = call.keys;
+  std::int64_t out_rows = 0;
+  for (const std::vector<Run>& given : given_) out_rows += rows_of(given);
+  auto* out = static_cast<std::byte*>(sent_keys_.get(keys.bytes(out_rows)).data);
+  auto* in = static_cast<std::byte*>(came_keys_.get(keys.bytes(keys_)).data);
+  std::vector<std::span<const std::byte>> sent;
+  std::vector<std::span<std::byte>> came;
+  for (std::size_t r = 0; r < given_.size(); ++r) {
+    const std::int64_t rows = rows_of(given_[r]);
+    std::int64_t at = 0;
+    for (const Run& run : given_[r]) {
+      copy_rows({call.k, run.local}, {keys.k(out, rows), at}, run.count);
+      copy_rows({call.v, run.local}, {keys.v(out, rows), at}, run.count);
+      at += run.count;
+    }
+    sent.emplace_back(out, keys.bytes(rows));
+    out += sent.back().size();
+    came.emplace_back(in, keys.bytes(rows_of(got_[r])));
+    in += came.back().size();
+  }
+  communicator_.all_to_all(sent, came, "needed keys sent");
+  void* const ordered = ordered_keys_.get(keys.bytes(keys_)).data;
+  k = keys.k(ordered, keys_);
+  v = keys.v(ordered, keys_);
+  for (std::size_t r = 0; r < got_.size(); ++r) {
+    const std::int64_t rows = rows_of(got_[r]);
+    std::int64_t at = 0;
+    for (const Run& run : got_[r]) {
+      copy_rows({keys.k(came[r].data(), rows), at}, {k, run.begin, run.step}, run.count);
+      copy_rows({keys.v(came[r].data(), rows), at}, {v, run.begin, run.step}, run.count);
+      at += run.count;
+    }
+  }
+}
+
+void SchemeOfKeys::gather_keys(const Call& call, TensorView& k, TensorView& v) {
+  const KeyBlock& keys = call.keys;
+  const std::size_t own_bytes = keys.bytes(plan_.rows(rank_)), all_bytes = keys.bytes(plan_.problem().rows);
+  void* const own = sent_keys_.get(own_bytes).data;
+  put_keys(call, own);
+  std::byte* const came = static_cast<std::byte*>(came_keys_.get(all_bytes).data);
+  std::vector<std::span<std::byte>> parts_of_ranks;
+  std::size_t at = 0;
+  for (int r = 0; r < ranks_; ++r) {
+    parts_of_ranks.emplace_back(came + at, keys.bytes(plan_.rows(r)));
+    at += parts_of_ranks.back().size();
+  }
+  communicator_.all_gather({static_cast<const std::byte*>(own), own_bytes}, parts_of_ranks, "keys gathered");
+  void* const ordered = ordered_keys_.get(all_bytes).data;
+  k = keys.k(ordered, plan_.problem().rows);
+  v = keys.v(ordered, plan_.problem().rows);
+  for (int r = 0; r < ranks_; ++r) {
+    void* const part_of_rank = parts_of_ranks[static_cast<std::size_t>(r)].data();
+    for (const Run& run : plan_.runs(r)) {
+      copy_rows({keys.k(part_of_rank, plan_.rows(r)), run.local}, {k, run.begin, run.step}, run.count);
+      copy_rows({keys.v(part_of_rank, plan_.rows(r)), run.local}, {v, run.begin, run.step}, run.count);
+    }
+  }
+}
+
+template <class Use>
+void SchemeOfKeys::pass_keys_round(const Call& call, const Use& use) {
+  std::int64_t most = 0;
+  for (int r = 0; r < ranks_; ++r) most = std::max(most, plan_.rows(r));
+  const std::size_t bytes = call.keys.bytes(most);
+  Workspace here = sent_keys_.get(bytes), next = came_keys_.get(bytes);
+  put_keys(call, here.data);
+  for (int step = 0; step <= plan_.ring_hops(); ++step) {
+    const std::int64_t rows = plan_.rows(rank_before(step)), rows_next = plan_.rows(rank_before(step + 1));
+    std::unique_ptr<Transfer> transfer;
+    if (step < plan_.ring_hops()) {
+      transfer = communicator_.exchange(bytes_at(here, call.keys.bytes(rows)), rank_before(ranks_ - 1),
+                                        bytes_at(next, call.keys.bytes(rows_next)), rank_before(1),
+                                        round("keys passed on", step + 1));
+    }
+    use(step, call.keys.k(here.data, rows), call.keys.v(here.data, rows));
+    if (transfer) transfer->wait();
+    std::swap(here, next);
+  }
+}
+
+Rows SchemeOfKeys::new_sum(const Call& call) {
+  const std::int64_t rows = plan_.rows(rank_), B = call.batch(), H = call.heads(), Dv = call.keys.head_size_v;
+  constexpr float kNone = -std::numeric_limits<float>::infinity();
+  return {call.q,
+          {sum_o_.filled(B * rows * H * Dv, 0).data(), DType::f32, {B, rows, H, Dv}},
+          {sum_lse_.filled(B * H * rows, kNone).data(), DType::f32, {B, H, rows}}};
+}
+
+void SchemeOfKeys::accumulate(Calls& calls, const std::vector<Piece>& pieces, const Call& call, const Rows& sum,
+                              const TensorView& k, const TensorView& v) {
+  const std::int64_t B = call.batch(), H = call.heads(), Dv = call.keys.head_size_v;
+  for (const Piece& piece : pieces) {
+    if (piece.first) {
+      calls.forward(piece, sum, k, v, false);
+      continue;
+    }
+    // As large as all rows, of which the piece's are written.
+    const std::int64_t rows = plan_.rows(rank_);
+    const Rows one{call.q,
+                   {part_o_.get(B * rows * H * Dv).data(), DType::f32, {B, rows, H, Dv}},
+                   {part_lse_.get(B * H * rows).data(), DType::f32, {B, H, rows}}};
+    calls.forward(piece, one, k, v, false);
+    const auto of_piece = [&](const Rows& x) {
+      return Partial{part(x.o, 1, piece.q_begin, piece.q_end), part(x.lse, 2, piece.q_begin, piece.q_end)};
+    };
+    const Partial partials[] = {of_piece(sum), of_piece(one)};
+    merge_attention(partials, partials[0].o, partials[0].lse, {}, call.runtime);
+  }
+}
+
+// The sink enters here, once.
+void SchemeOfKeys::finish(const Call& call, const Rows& sum) const {
+  if (call.options.sink.given()) {
+    const Partial all[] = {{sum.o, sum.lse}};
+    merge_attention(all, sum.o, sum.lse, {.sink = call.options.sink}, call.runtime);
+  }
+  copy_rows({sum.o}, {call.o}, plan_.rows(rank_));
+  if (!call.lse.given()) return;
+  const auto* from = static_cast<const float*>(sum.lse.data);
+  auto* const to = static_cast<float*>(call.lse.data);
+  for (std::int64_t b = 0; b < call.lse.shape[0]; ++b) {
+    for (std::int64_t head = 0; head < call.lse.shape[1]; ++head) {
+      for (std::int64_t row = 0; row < call.lse.shape[2]; ++row) {
+        to[b * call.lse.stride[0] + head * call.lse.stride[1] + row * call.lse.stride[2]] = *from++;
+      }
+    }
+  }
+}
+
+std::span<float> SchemeOfKeys::gather_key_gradients(const Call& call, std::span<float> share) {
+  if (ranks_ == 1) return share;
+  const KeyBlock block = call.gradients();
+  const TensorView dk = block.k(share.data(), keys_), dv = block.v(share.data(), keys_);
+  float* at = parts_.get(block.elements(keys_)).data();
+  std::vector<std::span<const float>> shares;
+  for (int r = 0; r < ranks_; ++r) {
+    const std::int64_t rows = plan_.rows(r);
+    for (const Run& run : plan_.runs(r)) {
+      copy_rows({dk, run.begin, run.step}, {block.k(at, rows), run.local}, run.count);
+      copy_rows({dv, run.begin, run.step}, {block.v(at, rows), run.local}, run.count);
+    }
+    shares.emplace_back(at, static_cast<std::size_t>(block.elements(rows)));
+    at += block.elements(rows);
+  }
+  const std::int64_t own = block.elements(plan_.rows(rank_));
+  const std::span<float> sum = next_gradients_.get(own);
+  communicator_.reduce_scatter(shares, sum, came_gradients_.get(own), "gradients of keys summed");
+  return sum;
+}
+
+// Of each key the shares of those ranks that need it, in the order of ranks.
+std::span<float> SchemeOfKeys::return_key_gradients(const Call& call, std::span<float> share) {
+  const KeyBlock block = call.gradients();
+  const TensorView dk = block.k(share.data(), keys_), dv = block.v(share.data(), keys_);
+  std::int64_t in_rows = 0;
+  for (const std::vector<Run>& given : given_) in_rows += rows_of(given);
+  float* out = parts_.get(block.elements(keys_)).data();
+  float* in = came_gradients_.get(block.elements(in_rows)).data();
+  std::vector<std::span<const std::byte>> sent;
+  std::vector<std::span<std::byte>> came;
+  for (std::size_t r = 0; r < got_.size(); ++r) {
+    const std::int64_t rows = rows_of(got_[r]);
+    std::int64_t at = 0;
+    for (const Run& run : got_[r]) {
+      copy_rows({dk, run.begin, run.step}, {block.k(out, rows), at}, run.count);
+      copy_rows({dv, run.begin, run.step}, {block.v(out, rows), at}, run.count);
+      at += run.count;
+    }
+    sent.emplace_back(reinterpret_cast<const std::byte*>(out), block.bytes(rows));
+    out += block.elements(rows);
+    came.emplace_back(reinterpret_cast<std::byte*>(in), block.bytes(rows_of(given_[r])));
+    in += block.elements(rows_of(given_[r]));
+  }
+  communicator_.all_to_all(sent, came, "gradients of needed keys returned");
+  const std::int64_t own = plan_.rows(rank_);
+  const std::span<float> sum = next_gradients_.filled(block.elements(own), 0);
+  const TensorView sum_k = block.k(sum.data(), own), sum_v = block.v(sum.data(), own);
+  for (std::size_t r = 0; r < given_.size(); ++r) {
+    const std::int64_t rows = rows_of(given_[r]);
+    std::int64_t at = 0;
+    for (const Run& run : given_[r]) {
+      add_rows({block.k(came[r].data(), rows), at}, {sum_k, run.local}, run.count);
+      add_rows({block.v(came[r].data(), rows), at}, {sum_v, run.local}, run.count);
+      at += run.count;
+    }
+  }
+  return sum;
+}
+
+void SchemeOfKeys::forward(const Call& call) {
+  Calls calls(call.options, call.runtime, workspace_);
+  if (scheme_ == Scheme::ring) {
+    const Rows sum = new_sum(call);
+    pass_keys_round(call, [&](int step, const TensorView& keys, const TensorView& values) {
+      accumulate(calls, steps_[static_cast<std::size_t>(step)], call, sum, keys, values);
+    });
+    finish(call, sum);
+    return;
+  }
+  TensorView keys, values;
+  keys_at_once(call, keys, values);
+  if (whole_) {
+    for (const Piece& piece : steps_[0]) calls.forward(piece, {call.q, call.o, call.lse}, keys, values, true);
+    return;
+  }
+  const Rows sum = new_sum(call);
+  accumulate(calls, steps_[0], call, sum, keys, values);
+  finish(call, sum);
+}
+
+std::span<float> SchemeOfKeys::backward(const Call& call, const RowGradients& gradients, bool dkv) {
+  const std::int64_t rows = plan_.rows(rank_);
+  Calls calls(call.options, call.runtime, workspace_);
+  const Rows of_rows{call.q, call.o, call.lse};
+  RowGradients row_gradients{gradients.d_o, gradients.d_lse, {}};
+  if (gradients.dq.given()) {
+    const auto& shape = call.q.shape;
+    row_gradients.dq = {
+        row_gradients_.filled(call.q.elements(), 0).data(), DType::f32, {shape[0], rows, shape[2], shape[3]}};
+  }
+  const KeyBlock block = call.gradients();
+  // The gradients of a block of keys by some pieces.
+  const auto add = [&](const std::vector<Piece>& pieces, const TensorView& keys, const TensorView& values,
+                       std::span<float> sum) {
+    const TensorView dk = dkv ? block.k(sum.data(), keys.shape[1]) : TensorView{};
+    const TensorView dv = dkv ? block.v(sum.data(), keys.shape[1]) : TensorView{};
+    for (const Piece& piece : pieces) {
+      calls.backward(piece, of_rows, row_gradients, keys, values, dk, dv, !whole_);
+    }
+  };
+
+  std::span<float> complete;
+  if (scheme_ != Scheme::ring) {
+    TensorView keys, values;
+    keys_at_once(call, keys, values);
+    const std::span<float> share = key_gradients_.filled(dkv ? block.elements(keys_) : 0, 0);
+    add(steps_[0], keys, values, share);
+    if (dkv) {
+      complete = scheme_ == Scheme::gather ? gather_key_gradients(call, share) : return_key_gradients(call, share);
+    }
+  } else {
+    const int hops = plan_.ring_hops();
+    const std::span<float> own = key_gradients_.filled(dkv ? block.elements(rows) : 0, 0);
+    // Of other ranks' keys: what is on its way, and what is being summed.
+    Floats* sent = &next_gradients_;
+    Floats* summed = &parts_;
+    std::span<float> came;
+    std::unique_ptr<Transfer> transfer;
+    pass_keys_round(call, [&](int step, const TensorView& keys, const TensorView& values) {
+      if (step == 0) return add(steps_[0], keys, values, own);
+      const std::span<float> share = summed->filled(dkv ? block.elements(keys.shape[1]) : 0, 0);
+      add(steps_[static_cast<std::size_t>(step)], keys, values, share);
+      if (!dkv) return;
+      if (transfer) transfer->wait();  // the sum of the ranks before this one, and the last step's is sent
+      for (std::size_t n = 0; n < came.size(); ++n) share[n] += came[n];
+      const bool last = step == hops;  // then the sum goes home
+      const int to = last ? rank_before(hops) : rank_before(ranks_ - 1);
+      const int from = last ? rank_before(ranks_ - hops) : rank_before(1);
+      came = came_gradients_.get(block.elements(last ? rows : plan_.rows(rank_before(step + 1))));
+      transfer = communicator_.exchange(std::as_bytes(share), to, std::as_writable_bytes(came), from,
+                                        round("gradients of keys passed on", step));
+      std::swap(sent, summed);
+    });
+    if (transfer) transfer->wait();
+    for (std::size_t n = 0; n < came.size(); ++n) own[n] += came[n];
+    complete = own;
+  }
+  if (gradients.dq.given()) copy_rows({row_gradients.dq}, {gradients.dq}, rows);
+  return complete;
+}
+
+}  // namespace
+
+std::unique_ptr<SchemeOfRank> scheme_of_keys(const Plan& plan, Communicator& communicator, Scheme scheme) {
+  return std::make_unique<SchemeOfKeys>(plan, communicator, scheme);
+}
+
+}  // namespace heddle::distributed
