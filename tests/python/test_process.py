@@ -32,17 +32,19 @@ def test_works_where_torch_cannot_be_imported():
 
 
 def test_parts_that_need_torch_say_how_to_install_it():
-    for part in ("distributed", "nn", "nsa", "selection", "flash_attn", "flash_attn_3"):
-        for statement in (f"import heddle.{part}", f"import heddle; heddle.{part}", f"from heddle import {part}"):
-            out = run(
-                "import sys; sys.modules['torch'] = None\n"
-                f"try: exec({statement!r})\n"
-                "except ImportError as error: print(error)\n"
-            )
-            assert (
-                "this part of heddle needs torch, which cannot be imported" in out
-                and "pip install 'heddle[torch]'" in out
-            )
+    parts = ("distributed", "nn", "nsa", "selection", "flash_attn", "flash_attn_3")
+    for statement in ("import heddle.{}", "import heddle; heddle.{}", "from heddle import {}"):
+        out = run(
+            "import sys; sys.modules['torch'] = None\n"
+            f"for statement in {[statement.format(part) for part in parts]}:\n"
+            "    try: exec(statement)\n"
+            "    except ImportError as error: print(error)\n"
+        )
+        lines = out.splitlines()
+        assert len(lines) == len(parts)
+        for line in lines:
+            assert "this part of heddle needs torch, which cannot be imported" in line
+            assert "pip install 'heddle[torch]'" in line
     out = run(
         "import sys; sys.modules['torch'] = None\n"
         "from heddle import lowbit\n"

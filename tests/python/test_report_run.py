@@ -17,9 +17,7 @@ def script(path, text):
     path.chmod(0o755)
 
 
-@pytest.mark.parametrize(
-    "given", [[], ["--budget", "100", "--accuracy", "1e-3"], ["--sparse"], ["--sparse", "--budget", "100"]]
-)
+@pytest.mark.parametrize("given", [["--budget", "100", "--accuracy", "1e-3"], ["--sparse"]])
 def test_the_build_takes_nothing_from_the_budget(tmp_path, given):
     shutil.copytree(ROOT / "scripts", tmp_path / "scripts", ignore=shutil.ignore_patterns("demo", "__pycache__"))
     script(tmp_path / "scripts" / "setup.sh", "")

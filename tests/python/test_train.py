@@ -48,11 +48,18 @@ def test_learns_as_torch_does(corpus, precision, tolerance):
     assert max(abs(x - y) for x, y in zip(unfused, theirs)) <= tolerance  # what two programs of torch keep to, as well
 
 
+GROUPED = dataclasses.replace(SMALL.shape, kv_heads=1)
+
+
+@pytest.fixture(scope="module")
+def dense(corpus):
+    return run(corpus, attention="heddle", shape=GROUPED)["losses"]
+
+
 @pytest.mark.parametrize("attention", model.GATED)
-def test_sparse_attention_learns(corpus, attention, monkeypatch):
+def test_sparse_attention_learns(corpus, dense, attention, monkeypatch):
     monkeypatch.setattr(model, "SPARSE", {"block_counts": 3, "block_size": 16, "window_size": 24})
-    grouped = dataclasses.replace(SMALL.shape, kv_heads=1)
-    dense, ours = (run(corpus, attention=name, shape=grouped)["losses"] for name in ("heddle", attention))
+    ours = run(corpus, attention=attention, shape=GROUPED)["losses"]
     assert ours[0] > 5 and abs(ours[-1] - dense[-1]) < 0.3
     assert max(abs(x - y) for x, y in zip(ours, dense)) > 1e-3  # another computation
 

@@ -144,10 +144,10 @@ def test_a_prompt_in_pieces(family, where):
                 _close(found, expected[:, piece], counted)
 
 
+# gpt-oss compiled stands for llama, too: its layers alternate between windows and all keys.
 @pytest.mark.parametrize("cached", [False, True])
 @pytest.mark.parametrize(
-    "family,compiled",
-    [("llama", False), ("mistral", False), ("gemma2", False), ("gpt_oss", False), ("llama", True), ("gpt_oss", True)],
+    "family,compiled", [("llama", False), ("mistral", False), ("gemma2", False), ("gpt_oss", False), ("gpt_oss", True)]
 )
 def test_packed_documents_do_not_see_one_another(family, compiled, cached):
     model = make(family)
@@ -175,7 +175,7 @@ def test_packed_documents_by_their_lengths():
 
 @pytest.mark.parametrize("family,where", [("llama", "left"), ("gemma2", None), ("bert", "left")])
 def test_compiles_without_breaks(family, where):
-    model = make(family)
+    model = make(family, **({} if family == "gemma2" else dict(num_hidden_layers=1)))  # gemma2's layers alternate
     inputs, counted = _inputs(family, where)
     expected = model(**inputs).logits
     with attending(model, "heddle"):

@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import itertools
+import json
 import re
 import subprocess
 import sys
@@ -194,6 +195,22 @@ def test_classes_of_a_kind_are_classes():
     assert type(lowbit.pack(matrix)) is lowbit.PackedTensor
 
 
+def mistakes():
+    """What mypy says of them, by line."""
+    lines = enumerate(_CASES.read_text().splitlines(), 1)
+    return {number: line.partition("# error: ")[2] for number, line in lines if "  # error: " in line}
+
+
+def test_another_type_checker_sees_the_same_mistakes():
+    pytest.importorskip("pyright", reason="pyright is not installed")
+    if not (_ROOT / "pyproject.toml").is_file():
+        pytest.skip("the package's sources are not beside the tests")
+    asked = ["-m", "pyright", "-p", "pyproject.toml", "--pythonpath", sys.executable, "--outputjson"]
+    done = subprocess.run([sys.executable, *asked], cwd=_ROOT, capture_output=True, text=True)
+    found = {said["range"]["start"]["line"] + 1 for said in json.loads(done.stdout)["generalDiagnostics"]}
+    assert found == mistakes().keys(), done.stdout
+
+
 def test_a_type_checker_sees_mistakes():
     pytest.importorskip("mypy", reason="mypy is not installed")
     if not (_ROOT / "pyproject.toml").is_file():
@@ -201,11 +218,7 @@ def test_a_type_checker_sees_mistakes():
     done = subprocess.run([sys.executable, "-m", "mypy", str(_CASES)], cwd=_ROOT, capture_output=True, text=True)
     assert done.stderr == ""
     found = {int(line): text for line, text in re.findall(r"typing_cases\.py:(\d+): error: (.*)", done.stdout)}
-    wanted = {
-        number: line.partition("# error: ")[2]
-        for number, line in enumerate(_CASES.read_text().splitlines(), 1)
-        if "  # error: " in line
-    }
+    wanted = mistakes()
     assert len(wanted) == 36
     assert found.keys() == wanted.keys(), done.stdout
     for number, text in wanted.items():

@@ -10,6 +10,7 @@ and with their linear layers in 4 and 8 bits; importing this module makes both k
 >>> model = AutoModelForCausalLM.from_pretrained(..., quantization_config=config)
 >>> model.save_pretrained("small")
 >>> model = AutoModelForCausalLM.from_pretrained("small")
+>>> model = heddle.hosts.transformers.load_quantized("Llama-3.2-1B-nvfp4")  # what `heddle quantize` wrote
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ except ImportError as error:
 from .kernel_folder import write_kernel_folder
 from .quantization_config import HeddleConfig
 from .quantizer import HeddleQuantizer, quantize_model
+from .stored import load_quantized
 
-__all__ = ["HeddleConfig", "HeddleQuantizer", "quantize_model", "register", "write_kernel_folder"]
+__all__ = ["HeddleConfig", "HeddleQuantizer", "load_quantized", "quantize_model", "register", "write_kernel_folder"]
 
 
 def __dir__() -> list[str]:

@@ -56,7 +56,7 @@ class HeddleConfig(QuantizationConfigMixin):
             policy = nn.Policy(policy)
         if policy is not None and scale_rule is None:
             scale_rule = policy.scale_rule
-        if format is None and policy is None:
+        if format is None and policy is None and not layers:
             raise ValueError("[HeddleConfig] format and policy are None: one of them must say what is quantised")
         check_rule(scale_rule)
         if isinstance(modules_to_not_convert, str):

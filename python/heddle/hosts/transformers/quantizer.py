@@ -21,7 +21,7 @@ from .quantization_config import METHOD, HeddleConfig, check_fit
 if TYPE_CHECKING:
     from ..._types import PolicyName
 
-_BYTES = {0: 4, 1: 2, 2: 2}  # of heddle::DType, of scales and codes; the others have 1
+BYTES = {0: 4, 1: 2, 2: 2}  # of heddle::DType, of scales and codes; the others have 1
 
 
 class _Quantise(ConversionOps):
@@ -84,7 +84,7 @@ class HeddleQuantizer(HfQuantizer):
             check_fit(name, layers[name], format)
             new[name] = converted(name, layers[name], format, None, None, pack=False, empty=True)
             if new[name].format is not None:
-                _stand_in(new[name], torch.empty(1, dtype=torch.uint8, device="meta"))
+                stand_in(new[name], torch.empty(1, dtype=torch.uint8, device="meta"))
         replace_layers(model, layers, new)
 
     def param_needs_quantization(self, model: PreTrainedModel, param_name: str, **rest: Any) -> bool:
@@ -101,7 +101,7 @@ class HeddleQuantizer(HfQuantizer):
         if weights == "16bit":
             return min(param.element_size(), 2)
         stored = _heddle.lowbit_storage(weights, *param.shape)
-        sizes = [math.prod(shape) * _BYTES.get(dtype, 1) for shape, dtype in filter(None, stored)]
+        sizes = [math.prod(shape) * BYTES.get(dtype, 1) for shape, dtype in filter(None, stored)]
         return 2 * sum(sizes) / param.numel()
 
     def get_quantize_ops(self) -> ConversionOps:
@@ -115,7 +115,7 @@ class HeddleQuantizer(HfQuantizer):
         if new.format is not None:
             read = torch.zeros(1, dtype=torch.uint8)
             read._is_hf_initialized = True  # type: ignore[attr-defined]
-            _stand_in(new, read)
+            stand_in(new, read)
         replace_layers(model, {name: layer}, {name: new})
 
     def _process_model_after_weight_loading(self, model: PreTrainedModel, **_: Any) -> PreTrainedModel:
@@ -200,11 +200,11 @@ class HeddleQuantizer(HfQuantizer):
         return True
 
 
-def _stand_in(layer: nn.Linear, tensor: torch.Tensor) -> None:
+def stand_in(layer: nn.Linear, tensor: torch.Tensor, persistent: bool = True) -> None:
     """A `weight` for a quantised layer while its model is loaded: models look for one in what initialises them, and files
     have one (see get_state_dict_and_metadata)."""
     del layer.weight
-    layer.register_buffer("weight", tensor)
+    layer.register_buffer("weight", tensor, persistent=persistent)
 
 
 def _formats_of(model: PreTrainedModel) -> dict[str, PolicyName]:
