@@ -52,7 +52,16 @@ def test_check_writes_digests(tmp_path):
 def test_check_goes_through_every_operation(tmp_path):
     if not built_with_cases():
         return
-    few = ["--operation", "all", "--name", "s64_d64_f32", "merge_sink", "sparse_sink", "adaptive_sink", "linear_nvfp4_m8_"]
+    few = [
+        "--operation",
+        "all",
+        "--name",
+        "s64_d64_f32",
+        "merge_sink",
+        "sparse_sink",
+        "adaptive_sink",
+        "linear_nvfp4_m8_",
+    ]
     file = tmp_path / "digest"
     out = run_json("check", *few, "--candidate", "cpu", "--digest", file)
     assert out["failed"] == 0

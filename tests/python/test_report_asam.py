@@ -1,11 +1,9 @@
 """The demo's page on adaptive sparse attention: what it measures on tiny shapes, and what it says of made-up figures."""
 
 import json
-import subprocess
-import sys
 
 import pytest
-from report_kit import ROOT, check_page, shown, small_report
+from report_kit import check_page, measure_here, shown, small_report
 
 pytest.importorskip("torch")
 
@@ -125,7 +123,8 @@ def test_the_longest_sequence_is_tried_under_the_limit(timer):
     assert not big["fits"] and measure._attempt(FORM, "flash", 1024, 64 << 20)["fits"]
 
 
-def test_a_whole_run_writes_page_and_figures(tmp_path):
+def test_a_whole_run_writes_page_and_figures(tmp_path, capsys, monkeypatch):
+    measure_here(monkeypatch)
     given = [
         "--budget",
         "500",
@@ -140,16 +139,10 @@ def test_a_whole_run_writes_page_and_figures(tmp_path):
         "--most-batch",
         "2",
     ]
-    done = subprocess.run(
-        [sys.executable, "-m", "scripts.demo.asam", *given, "--out", tmp_path, "--build-seconds", "7"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    report = json.loads((tmp_path / asam.DATA).read_text())
-    assert [item["stage"] for item in report["left_out"]] == ["Longest sequence that fits"] * 3, done.stdout
-    assert (
-        len(report["times"]) == len(report["memory"]) == 8
-        and len(report["batches"]) == 6
-        and len(report["best_batches"]) == 3
-    )
+    assert asam.main([*given, "--out", str(tmp_path), "--build-seconds", "7"]) == 0
+    report, printed = json.loads((tmp_path / asam.DATA).read_text()), capsys.readouterr().out
+    assert [item["stage"] for item in report["left_out"]] == ["Longest sequence that fits"] * 3, printed
+    assert len(report["times"]) == len(report["memory"]) == 8 and len(report["batches"]) == 6
+    assert len(report["best_batches"]) == 3
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([asam.DATA, html.ASAM])
     assert "the build before took 7 s" in shown((tmp_path / html.ASAM).read_text())

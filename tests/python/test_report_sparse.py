@@ -5,7 +5,7 @@ import math
 import subprocess
 
 import pytest
-from report_kit import ROOT, check_page, shown, small_report
+from report_kit import ROOT, check_page, measure_here, shown, small_report
 
 pytest.importorskip("torch")
 
@@ -203,13 +203,7 @@ def test_neighbours_are_as_alike_as_the_page_says():
 
 
 def test_a_whole_run_writes_page_and_figures(tmp_path, capsys, monkeypatch):
-    """In this process; one measurement of memory goes to one of its own, as all do outside this test."""
-    apart = iter([measure.isolate.call])
-
-    def here(function, *arguments, timeout):
-        return function(*arguments)
-
-    monkeypatch.setattr(measure.isolate, "call", lambda *call, timeout: next(apart, here)(*call, timeout=timeout))
+    measure_here(monkeypatch)
     given = ["--budget", "120", "--lengths", "64,128", "--heads", "4", "--kv-heads", "2", "--head-size", "16"]
     assert sparse.main([*given, "--out", str(tmp_path), "--build-seconds", "7"]) == 0
     report = json.loads((tmp_path / sparse.DATA).read_text())
