@@ -29,8 +29,8 @@ struct OperationRow {
   std::function<std::string()> describe;  // sizes, dtype and options, in one line
 };
 
-// "attention", "merge_attention", "sparse_attention", "adaptive_attention", "linear". Of attention also the rows of another precision; only
-// its candidates run on a GPU here.
+// "attention", "merge_attention", "sparse_attention", "adaptive_attention", "linear". Of attention also the rows of
+// another precision; only its candidates run on a GPU here.
 const std::vector<std::string>& operation_names();
 std::vector<OperationRow> operation_rows(const std::string& operation, Precision precision = Precision::f32);
 
