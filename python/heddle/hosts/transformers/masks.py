@@ -18,7 +18,9 @@ _ANY = torch.zeros(1, 1, dtype=torch.int64)
 _AND = masking_utils.and_masks().__code__
 _WINDOW = masking_utils.sliding_window_overlay(1).__code__
 _WINDOW_BOTH_SIDES = masking_utils.sliding_window_bidirectional_overlay(1).__code__
-_REMAPPED = masking_utils.remap_positions_for_packed_sequence(masking_utils.causal_mask_function, _ANY).__code__
+_REMAPPED = None  # in versions before 5.23, whose positions count through
+if hasattr(masking_utils, "remap_positions_for_packed_sequence"):
+    _REMAPPED = masking_utils.remap_positions_for_packed_sequence(masking_utils.causal_mask_function, _ANY).__code__
 _SAME_DOCUMENT = masking_utils.packed_sequence_mask_function(_ANY).__code__
 
 
