@@ -6,9 +6,8 @@ import argparse
 import datetime
 import json
 import sys
-from pathlib import Path
 
-from . import claims, encode, gpu, html, laws, limits, lowbit, machine, memory, recommend, sweep
+from . import claims, command_line, encode, gpu, html, laws, limits, lowbit, machine, memory, recommend, sweep
 from .progress import Progress
 
 SCHEMA = 2
@@ -20,33 +19,14 @@ KINDS = [kind for kind in TIMED if kind[0] != "torch"]
 
 
 def arguments(argv) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m scripts.demo", description=__doc__)
+    parser = command_line.parser("scripts.demo", __doc__, "index.html, lowbit.html and report.json")
     parser.add_argument(
         "--accuracy",
         type=float,
         default=1e-2,
         help="largest relative error the recommendation allows (default %(default)s)",
     )
-    parser.add_argument(
-        "--budget",
-        type=float,
-        default=570.0,
-        help="seconds to measure for; what does not fit is left out and said (default %(default)s)",
-    )
-    parser.add_argument(
-        "--build-seconds",
-        type=float,
-        help="how long the build before took, to be said on the pages; no part of the budget",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=machine.ROOT / "report",
-        help="folder of index.html, lowbit.html and report.json (default: report)",
-    )
-    parser.add_argument(
-        "--lengths", type=lambda s: [int(x) for x in s.split(",")], default=LENGTHS, help="lengths of the sweep"
-    )
+    parser.add_argument("--lengths", type=command_line.lengths, default=LENGTHS, help="lengths of the sweep")
     parser.add_argument("--heads", type=int, default=8, help="heads of the sweep (default %(default)s)")
     parser.add_argument("--head-size", type=int, default=64, help="head size of the sweep (default %(default)s)")
     parser.add_argument(

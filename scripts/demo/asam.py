@@ -7,10 +7,9 @@ import datetime
 import json
 import sys
 from dataclasses import asdict
-from pathlib import Path
 
 from . import asam_measure as measure
-from . import asam_page, html, machine
+from . import asam_page, command_line, html, machine
 from .progress import OUT_OF_TIME, Progress
 from .rounds import FORWARD, GRADIENTS
 
@@ -22,24 +21,9 @@ DATA = "asam.json"
 
 def arguments(argv) -> argparse.Namespace:
     form = measure.Form()
-    parser = argparse.ArgumentParser(prog="python -m scripts.demo.asam", description=__doc__)
+    parser = command_line.parser("scripts.demo.asam", __doc__, f"{html.ASAM} and {DATA}")
     parser.add_argument(
-        "--budget",
-        type=float,
-        default=570.0,
-        help="seconds to measure for; what does not fit is left out and said (default %(default)s)",
-    )
-    parser.add_argument(
-        "--build-seconds",
-        type=float,
-        help="how long the build before took, to be said on the page; no part of the budget",
-    )
-    parser.add_argument("--out", type=Path, default=machine.ROOT / "report", help=f"folder of {html.ASAM} and {DATA}")
-    parser.add_argument(
-        "--lengths",
-        type=lambda s: sorted(int(x) for x in s.split(",")),
-        default=LENGTHS,
-        help=f"positions; training to {TRAINING_TO}",
+        "--lengths", type=command_line.lengths, default=LENGTHS, help=f"positions; training to {TRAINING_TO}"
     )
     parser.add_argument("--dim", type=int, default=form.dim, help="width (default %(default)s)")
     parser.add_argument("--heads", type=int, default=form.heads, help="heads (default %(default)s)")

@@ -7,9 +7,8 @@ import datetime
 import json
 import sys
 from dataclasses import asdict
-from pathlib import Path
 
-from . import html, laws, machine, sparse_gpu, sparse_page
+from . import command_line, html, laws, machine, sparse_gpu, sparse_page
 from . import sparse_measure as measure
 from .progress import Progress
 
@@ -21,24 +20,9 @@ DATA = "sparse.json"
 
 def arguments(argv) -> argparse.Namespace:
     form = measure.Form()
-    parser = argparse.ArgumentParser(prog="python -m scripts.demo.sparse", description=__doc__)
+    parser = command_line.parser("scripts.demo.sparse", __doc__, f"{html.SPARSE} and {DATA}")
     parser.add_argument(
-        "--budget",
-        type=float,
-        default=570.0,
-        help="seconds to measure for; what does not fit is left out and said (default %(default)s)",
-    )
-    parser.add_argument(
-        "--build-seconds",
-        type=float,
-        help="how long the build before took, to be said on the page; no part of the budget",
-    )
-    parser.add_argument("--out", type=Path, default=machine.ROOT / "report", help=f"folder of {html.SPARSE} and {DATA}")
-    parser.add_argument(
-        "--lengths",
-        type=lambda s: sorted(int(x) for x in s.split(",")),
-        default=LENGTHS,
-        help=f"keys and rows; gradients to {GRADIENTS_TO}",
+        "--lengths", type=command_line.lengths, default=LENGTHS, help=f"keys and rows; gradients to {GRADIENTS_TO}"
     )
     parser.add_argument("--heads", type=int, default=form.heads, help="query heads (default %(default)s)")
     parser.add_argument("--kv-heads", type=int, default=form.kv_heads, help="key/value heads (default %(default)s)")
