@@ -132,7 +132,7 @@ class Timer(rounds.Timer):
     def runner(self, mode: str, direction: str, x):
         return runner(self.form, mode, direction, x)
 
-    def needed_by(self, mode: str, length: int, direction: str) -> int:
+    def needed(self, mode: str, length: int, direction: str) -> int:
         form = self.form
         rows = form.batch * length * form.dim * 4 * (30 if direction == FORWARD else 60)
         pairs = form.batch * form.heads * length**2 * 4 * (4 if direction == FORWARD else 7)
@@ -231,6 +231,8 @@ def _attempt(form: Form, mode: str, length: int, limit: int) -> dict:
 def longest(form: Form, points: list[dict], timer: Timer, limit: int) -> list[dict]:
     """Of each mode the longest sequence whose forward fits in `limit` bytes: computed from the measured memory, then tried, a tenth
     less, under a real limit. That a third more fails is tried, too."""
+    import heddle
+
     progress, found = timer.progress, []
     own = [p | {"workspace": p["beside"]} for p in points if p["direction"] == FORWARD]
     for mode in BATCHED:
@@ -243,7 +245,9 @@ def longest(form: Form, points: list[dict], timer: Timer, limit: int) -> list[di
         entry = {"method": mode, "limit": limit, "longest": limits.longest(bytes_model, limit)}
         for key, factor in (("inside", 0.9), ("beyond", 1.33)):
             length = int(factor * entry["longest"])
-            seconds = timer.expected(mode, FORWARD, length) * timer_threads()
+            seconds = (
+                timer.expected(mode, FORWARD, length) * heddle.num_threads()
+            )  # one thread does there what all do here
             if seconds > min(LIMIT_SECONDS, progress.left()) or limit * 1.25 > machine.memory_bytes():
                 progress.leave_out(f"{name}, tried with {length} positions", OUT_OF_TIME, length=length)
                 continue
@@ -254,13 +258,6 @@ def longest(form: Form, points: list[dict], timer: Timer, limit: int) -> list[di
         progress.step(f"{mode}: {entry['longest']} positions in {limit / 2**30:.0f} GiB")
         found.append(entry)
     return found
-
-
-def timer_threads() -> int:
-    """Under the limit one thread does what all do elsewhere."""
-    import heddle
-
-    return heddle.num_threads()
 
 
 def agreement(form: Form, length: int = 256) -> float:

@@ -37,8 +37,8 @@ class Timer:
         """A call without arguments: forward, or forward and gradients of all operands."""
         raise NotImplementedError
 
-    def needed(self, length: int, direction: str) -> int:
-        """Bytes that a call of any mode takes at most, operands and results included, to decide whether to try it."""
+    def needed(self, mode: str, length: int, direction: str) -> int:
+        """Bytes that a call of a mode takes at most, operands and results included, to decide whether to try it."""
         raise NotImplementedError
 
     def work(self, length: int, direction: str) -> float:
@@ -71,7 +71,7 @@ class Timer:
         going, seconds, firsts = {}, {}, {}
         x = None
         for mode in self.modes:
-            if self.needed_by(mode, length, direction) > 0.8 * machine.memory_bytes():
+            if self.needed(mode, length, direction) > 0.8 * machine.memory_bytes():
                 progress.leave_out(f"time: {named(mode, direction, length)}", NO_MEMORY, length=length)
                 continue
             if self.expected(mode, direction, length) > progress.left():
@@ -104,10 +104,6 @@ class Timer:
             )  # fmt: skip
         return points
 
-    def needed_by(self, mode: str, length: int, direction: str) -> int:
-        """Of one mode; where modes differ much, the subclass says how."""
-        return self.needed(length, direction)
-
 
 def memory(timer: Timer, lengths, direction: str, held) -> list[dict]:
     """A point for each length and mode. `held(mode, direction, length, timeout)` is a call in a process of its own."""
@@ -115,7 +111,7 @@ def memory(timer: Timer, lengths, direction: str, held) -> list[dict]:
     for length in lengths:
         for mode in timer.modes:
             what = f"memory: {named(mode, direction, length)}"
-            if timer.needed_by(mode, length, direction) > 0.8 * machine.memory_bytes():
+            if timer.needed(mode, length, direction) > 0.8 * machine.memory_bytes():
                 progress.leave_out(what, NO_MEMORY, length=length)
             elif 1.2 * timer.expected(mode, direction, length) + 1 > progress.left():
                 progress.leave_out(what, OUT_OF_TIME, length=length)

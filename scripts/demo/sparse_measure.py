@@ -107,7 +107,7 @@ class Timer(rounds.Timer):
     def runner(self, mode: str, direction: str, x: list):
         return runner(self.form, mode, direction, x)
 
-    def needed(self, length: int, direction: str) -> int:
+    def needed(self, mode: str, length: int, direction: str) -> int:
         return needed(self.form, length, direction)
 
     def work(self, length: int, direction: str) -> float:
