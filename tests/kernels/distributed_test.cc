@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "heddle/distributed.h"
-#include "heddle/error.h"
 #include "kit/case_data.h"
 #include "kit/on_ranks.h"
 #include "kit/yardstick.h"
