@@ -51,7 +51,7 @@ struct AsamConfig {
   std::int64_t num_random = 128;                   // of random: keys of a row, in whole blocks
   std::int64_t seed = 42;                          // of random
   std::vector<std::int64_t> scales = {4, 16, 64};  // of hierarchical: 1 to 4 strides in blocks
-  std::string compat;  // "asam", the public layer's own formulae, is Python's alone and refused; empty: Heddle's
+  std::string compat = {};  // "asam", the public layer's own formulae, is Python's alone and refused; empty: Heddle's
 };
 
 // A state dict: tensors by the names that the Python layer's state_dict() has. f32, f16 or bf16 in the CPU's memory,
@@ -59,16 +59,16 @@ struct AsamConfig {
 using AsamState = std::map<std::string, TensorView>;
 
 struct AsamOptions {
-  TensorView lengths;  // int32 [B]: positions of each sequence that are in use, the first ones, from 1 to T; else all
+  TensorView lengths = {};  // int32 [B]: of each sequence the first so many positions are in use, from 1 to T; else all
 };
 
 // What a layer chose, of those that are given; contiguous. All are f32 but `patterns`.
 struct AsamInfo {
-  TensorView gate_values;     // [B, H, T], with a gate
-  TensorView confidence;      // [B, H], causal [B, H, T], with a gate
-  TensorView pattern_logits;  // [B, 4], causal [B, T, 4], with a gate: of the first four patterns
-  TensorView patterns;        // int32 [B, H], causal [B, H, N], where they are chosen: the pattern of each head
-  TensorView sparse_ratio;    // [1]: the share of pairs that y depends on, of those that causality and lengths leave
+  TensorView gate_values = {};     // [B, H, T], with a gate
+  TensorView confidence = {};      // [B, H], causal [B, H, T], with a gate
+  TensorView pattern_logits = {};  // [B, 4], causal [B, T, 4], with a gate: of the first four patterns
+  TensorView patterns = {};        // int32 [B, H], causal [B, H, N], where they are chosen: the pattern of each head
+  TensorView sparse_ratio = {};  // [1]: the share of pairs that y depends on, of those that causality and lengths leave
 };
 
 class AsamLayer {
@@ -90,8 +90,9 @@ class AsamLayer {
 
   // Scratch bytes of forward() for x [batch, length, dim].
   std::size_t workspace(std::int64_t batch, std::int64_t length, const Runtime& runtime = {}) const;
-  // x, y: f32 [B, T, dim], B and T from 1 up, rows anywhere, their elements side by side; y may share memory with x. A
-  // sequence's bits do not depend on the other sequences, nor on the number of threads; those of a causal layer's row
+  // x, y: f32 [B, T, dim], B and T from 1 up, rows anywhere, their elements side by side; y may share memory with x.
+  // Rows behind a sequence's length are computed like others, over the keys in use. Only what is attended is computed.
+  // A sequence's bits do not depend on the other sequences, nor on the number of threads; those of a causal layer's row
   // not on later rows. Throws Error on a bad argument before anything is written.
   void forward(const TensorView& x, const TensorView& y, const AsamOptions& options, const AsamInfo& info,
                const Runtime& runtime) const;

@@ -28,7 +28,7 @@ class AsamLayer::Call {
   std::int64_t prefixes() const { return config_.causal ? blocks() : 1; }
   bool soft() const { return weights_.gate.has_value() && config_.gate == AsamGate::soft; }
   std::int64_t most_entries() const;
-  // Number of (b, head) of block n of rows, in the scores.
+  // Which of the scores' B * R prefixes is that of block n of rows.
   std::int64_t score_at(std::int64_t b, std::int64_t n) const { return b * prefixes() + (config_.causal ? n : 0); }
   AsamPattern pattern_of(const AsamBlock& block) const;
 
@@ -60,7 +60,6 @@ class AsamLayer::Call {
   std::optional<AsamGateCall> gate_;
   AsamScores scores_;
   std::byte* workspace_ = nullptr;
-  const float* query_ = nullptr;
 
   // Rows are as many as whole steps of linear layers hold.
   std::size_t x_ = 0;     // f32 [rows, dim]: the residual stream

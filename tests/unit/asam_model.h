@@ -19,7 +19,7 @@ inline AsamConfig asam_config() {
   config.dim = 36;
   config.num_heads = 3;
   config.dim_head = 20;
-  config.window_size = 20;
+  config.window_size = 64;
   config.stride = 3;
   config.num_clusters = 3;
   config.gate_hidden_dim = 10;
