@@ -14,8 +14,6 @@
 
 namespace heddle {
 
-constexpr std::int64_t kAsamChoices = 4;  // patterns that logits choose from
-
 struct AsamGateWeights {
   struct Network {
     FloatLinear first, second;  // ReLU between them

@@ -10,9 +10,6 @@
 namespace heddle {
 namespace {
 
-constexpr std::int64_t kMaxHeadSize = 256;
-constexpr std::int64_t kChoices = 4;
-
 // The rank of a block of keys among those that a head's block of rows may draw, each another: a hash of 32 bits, 24 of
 // the block's number below it.
 std::uint64_t rank_of(std::uint64_t seed, std::uint64_t head, std::uint64_t n, std::uint64_t c) {
@@ -64,7 +61,7 @@ AsamSelectionWeights AsamSelectionWeights::make(AsamStateReader& state, const As
     out.scaled = scaled_tiles(state.values(prefix + "scale_weights", {scales, heads}), config.scales.size(),
                               static_cast<std::size_t>(heads));
   }
-  if (adaptive) out.head_bias = state.values(prefix + "head_bias", {heads, kChoices});
+  if (adaptive) out.head_bias = state.values(prefix + "head_bias", {heads, kAsamChoices});
   return out;
 }
 
@@ -112,7 +109,7 @@ std::int64_t AsamSelection::pairs(std::int64_t b, std::int64_t n, std::int64_t c
 std::int32_t AsamSelection::nearest(const AsamRows& rows, std::int64_t b, std::int64_t head, std::int64_t first,
                                     std::int64_t count) const {
   const std::int64_t size = config_.dim_head;
-  std::array<double, kMaxHeadSize> mean{};  // times the number of rows, which is no matter
+  std::array<double, kAsamHeadSize> mean{};  // times the number of rows, which is no matter
   for (std::int64_t i = first; i < first + count; ++i) {
     const float* row = rows.data + (b * length_ + i) * rows.row_stride + head * size;
     for (std::int64_t d = 0; d < size; ++d) mean[static_cast<std::size_t>(d)] += static_cast<double>(row[d]);

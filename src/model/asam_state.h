@@ -15,8 +15,9 @@
 
 namespace heddle {
 
-// The epsilon of torch's LayerNorm.
-constexpr double kAsamNormEps = 1e-5;
+constexpr double kAsamNormEps = 1e-5;        // of torch's LayerNorm
+constexpr std::int64_t kAsamHeadSize = 256;  // elements of a head at most
+constexpr std::int64_t kAsamChoices = 4;     // patterns that logits choose from
 
 class AsamStateReader {
  public:

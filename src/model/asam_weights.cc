@@ -5,9 +5,8 @@
 namespace heddle {
 namespace {
 
-// Bounds that keep every product of two sizes far below 2^63.
+// Keeps every product of two sizes far below 2^63.
 constexpr std::int64_t kMaxSize = std::int64_t{1} << 24;
-constexpr std::int64_t kMaxHeadSize = 256;
 
 }  // namespace
 
@@ -17,7 +16,7 @@ void check_asam_config(const Check& check, const AsamConfig& config) {
   };
   within(config.dim, "dim", 1, kMaxSize);
   within(config.num_heads, "num_heads", 1, kMaxSize);
-  within(config.dim_head, "dim_head", 1, kMaxHeadSize);
+  within(config.dim_head, "dim_head", 1, kAsamHeadSize);
   check.require(config.num_heads * config.dim_head <= kMaxSize, "num_heads is ", config.num_heads, " and dim_head ",
                 config.dim_head, ": their product must be at most ", kMaxSize);
   check.require(config.pattern_type <= AsamPattern::adaptive, "pattern_type is ", static_cast<int>(config.pattern_type),

@@ -1,5 +1,4 @@
 // What layers of adaptive sparse attention refuse, and in which words.
-#include <cmath>
 #include <functional>
 #include <limits>
 

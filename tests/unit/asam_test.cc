@@ -3,8 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <optional>
 #include <set>
 #include <string>
 #include <vector>
