@@ -27,7 +27,7 @@ class Candidate:
 
     Attributes:
       name: what ``force`` takes. method: "flash", "baseline", "naive", "merge", "rotary", "append", "linear", "quantize",
-        "dequantize", "unpack" or "reference".
+        "dequantize", "unpack", "pool", "select", "nsa_step" or "reference".
       supported: whether it can compute the call at all.
       reason: why it may not run, if it may not.
       seconds: estimated time, workspace: scratch bytes; 0 if not supported.

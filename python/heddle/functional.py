@@ -135,7 +135,7 @@ def attention(
         window, ALiBi and dropout are about positions. Bias and mask have the piece's rows and the longer problem's columns.
       q_step, key_step: for rows or keys that stand for several positions: row i stands at q_offset[b] + q_step * i and key j
         at key_offset[b] + key_step * j. With one above 1 offsets that are None are 0, causal is "none" or "top_left", and
-        there are no alibi_slopes, bias, mask, dropout or draft_mask. On the CPU.
+        there are no alibi_slopes, bias, mask, dropout or draft_mask.
       q_scale, k_scale, v_scale: float32, beside float8_e4m3fn: the shape of q (k, v) without its last extent, each extent
         that or 1; a stored x stands for x * scale. 1 if None.
       return_lse: also return the log-sum-exp of each row's scores.

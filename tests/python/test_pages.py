@@ -19,6 +19,8 @@ PRINTED = re.compile(r"^\s*print\(.*\)  # (.*)$", re.MULTILINE)
         "README.md",
         "docs/start.md",
         "docs/kv_cache.md",
+        "docs/nn.md",
+        "docs/partial.md",
         "docs/serving.md",
         "docs/sparse.md",
         "docs/patterns.md",

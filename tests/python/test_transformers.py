@@ -300,4 +300,4 @@ def test_importing_heddle_does_not_import_transformers():
 
 def test_says_what_is_missing():
     done = _python("import sys; sys.modules['transformers'] = None; import heddle.hosts.transformers")
-    assert "heddle.hosts.transformers needs transformers 5.23 or later, which cannot be imported" in done.stderr
+    assert "heddle.hosts.transformers needs transformers 5.22 or later, which cannot be imported" in done.stderr

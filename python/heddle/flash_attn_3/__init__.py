@@ -3,7 +3,7 @@
 As ``heddle.flash_attn``, which has FlashAttention 2's, on the CPU and on every GPU that Heddle runs on: torch tensors,
 [B, S, H, D] or packed [total, H, D], float32 too, ``causal`` aligned to the bottom-right corner, gradients of q, k and
 v except over caches. On Hopper GPUs q, k and v may be torch.float8_e4m3fn, with a bfloat16 result and no gradient;
-k_cache and v_cache may be so everywhere, beside q in 16 bits.
+k_cache and v_cache may be so everywhere, beside q in 16 bits: on GPUs for up to 16 queries a sequence.
 
 - ``q_descale``, ``k_descale``, ``v_descale``: float32 [B, Hkv], beside float8_e4m3fn; a stored x stands for x * scale.
   Of a cache in pages, with ``cache_batch_idx`` or with new keys they must be the same for all sequences: [1, Hkv]

@@ -19,7 +19,7 @@ def gpu_of(operation: str, device: Any) -> Any:
 
         from .torch import operators  # noqa: F401  so that torch's tensors are read and give workspace
     except ImportError as error:
-        raise RuntimeError(f"{where}: a GPU needs torch; pip install 'heddle[torch]'") from error
+        raise RuntimeError(f"{where}: a GPU needs torch; pip install 'torch>=2.6'") from error
     try:
         found = torch.device(device)
     except (RuntimeError, TypeError):

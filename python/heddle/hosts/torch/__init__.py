@@ -13,7 +13,7 @@ try:
     import torch.nn.attention
 except ImportError as error:
     raise ImportError(
-        f"this part of heddle needs torch, which cannot be imported ({error}): pip install 'heddle[torch]'"
+        f"this part of heddle needs torch, which cannot be imported ({error}): pip install 'torch>=2.6'"
     ) from error
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ try:
     from .masks import mask as _mask
 except ImportError as error:
     raise ImportError(
-        f"heddle.hosts.transformers needs transformers 5.23 or later, which cannot be imported ({error}): "
-        "pip install 'transformers>=5.23'"
+        f"heddle.hosts.transformers needs transformers 5.22 or later, which cannot be imported ({error}): "
+        "pip install 'transformers>=5.22'"
     ) from error
 
 from .kernel_folder import write_kernel_folder
