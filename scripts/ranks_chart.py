@@ -96,7 +96,8 @@ def fitted(scheme, of_pass, rate):
     rows, field = GROWING * ranks, f"{of_pass}_flops"
     wanted = operations(rows, of_pass) / ranks / (rate * 1e12)
     alone = products(rows, ranks, of_pass)
-    beside = predicted(scheme, ranks, rows)[of_pass] - alone
+    # Groups of all ranks there are: heads for rows alone.
+    beside = predicted("ulysses" if scheme == "2d" else scheme, ranks, rows)[of_pass] - alone
     return COSTS._replace(**{field: getattr(COSTS, field) * alone / (wanted - beside)})
 
 
