@@ -2,7 +2,7 @@
 ACCURACY ?= 1e-2
 BUDGET ?= 570
 
-.PHONY: demo demo-sparse test test-gpu soak-gpu stage bench bench-gpu wheels docs format setup
+.PHONY: demo demo-sparse test test-ranks test-gpu soak-gpu stage bench bench-gpu wheels docs format setup
 
 demo: ## build, run the encoder, in low-bit formats too, and the sweeps, write report/index.html and lowbit.html; ACCURACY: relative error allowed; BUDGET: seconds to measure for, after the build
 	scripts/demo.sh --accuracy $(ACCURACY) --budget $(BUDGET)
@@ -12,6 +12,9 @@ demo-sparse: ## build, measure native sparse attention beside dense attention an
 
 test: ## build from clean and run every test, C++ and Python
 	scripts/test.sh
+
+test-ranks: ## attention over several processes on the CPU: every case, number of ranks, scheme and transport
+	scripts/test_ranks.sh
 
 test-gpu: ## the tests that need a GPU, also under compute-sanitizer; SHARD=i/n runs a part
 	scripts/test_gpu.sh

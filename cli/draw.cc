@@ -1,16 +1,17 @@
-// heddle draw: a picture of the tiles that a pattern keeps.
+// heddle draw: a picture of the tiles that a pattern keeps, or of who computes what in a plan.
 #include <algorithm>
 #include <cstdint>
-#include <fstream>
 #include <iostream>
 #include <memory>
 #include <string>
 
 #include "choices.h"
 #include "core/check.h"
+#include "draw_ranks.h"
 #include "heddle/error.h"
 #include "heddle/patterns.h"
 #include "output.h"
+#include "picture.h"
 #include "problem.h"
 #include "verbs.h"
 
@@ -18,39 +19,27 @@ namespace heddle::cli {
 namespace {
 
 constexpr std::int64_t kMostTiles = 2048;  // to a side
-constexpr double kSide = 640;              // pixels of the longer one
-constexpr const char *kWhole = "#1f4e79", *kPartial = "#7fb0de", *kEmpty = "#e9edf2";
+constexpr const char *kWhole = "#1f4e79", *kPartial = "#7fb0de";
 
 std::int64_t ceil_div(std::int64_t x, std::int64_t y) { return (x + y - 1) / y; }
 
-std::string escaped(const std::string& text) {
-  std::string out;
-  for (const char c : text) out += c == '&' ? "&amp;" : c == '<' ? "&lt;" : std::string(1, c);
-  return out;
-}
-
-// Rectangles of one colour, as a path of tiles.
-class Tiles {
- public:
-  void add(std::int64_t column, std::int64_t row, std::int64_t width) {
-    path_ += text("M", column, " ", row, "h", width, "v1h-", width, "z");
-  }
-  std::string element(const char* colour) const {
-    return path_.empty() ? "" : text("<path fill=\"", colour, "\" d=\"", path_, "\"/>\n");
-  }
-
- private:
-  std::string path_;
-};
-
 struct Draw {
   CommonFlags common;
+  DrawRanks plan;
   std::string expression, out;
   std::int64_t length = 4096, block_size = 64, query_rows = 64, head = 0;
   bool causal = false;
 
   void run() {
     require_at_least_one(length, "--length");
+    if (plan.ranks != 0) {
+      if (!expression.empty()) throw Error("pattern is given beside --ranks: a picture is of one or the other");
+      return plan.run(length, causal, out, common.json);
+    }
+    if (!plan.documents.empty()) throw Error("--documents is given without --ranks: it is about a plan");
+    if (!plan.window.empty())
+      throw Error("--window is given without --ranks: the pattern says it, as local(left, right)");
+    if (expression.empty()) throw Error("pattern is missing: an expression, or --ranks for a plan");
     const Pattern pattern = Pattern::parse(expression);
     const PatternLength sequence{length, length};
     const PatternLists lists =
@@ -61,11 +50,7 @@ struct Draw {
       throw Error(text("--length is ", length, ": that is ", rows, " x ", columns, " tiles, and a picture has at most ",
                        kMostTiles, " to a side; draw a shorter sequence"));
     }
-    const std::string picture = svg(pattern, lists, rows, columns);
-    std::ofstream file(out, std::ios::binary);
-    file << picture;
-    file.close();
-    if (!file) throw RuntimeError("--out is " + out + ": it cannot be written");
+    write_picture(out, svg(pattern, lists, rows, columns));
     tell(pattern, lists);
   }
 
@@ -89,16 +74,13 @@ struct Draw {
       }
     }
     const double most = static_cast<double>(std::max(rows, columns));
-    const double width = kSide * static_cast<double>(columns) / most, height = kSide * static_cast<double>(rows) / most;
+    const double width = kPictureSide * static_cast<double>(columns) / most,
+                 height = kPictureSide * static_cast<double>(rows) / most;
     const std::string caption = escaped(pattern.text()) + (causal ? ", causal" : "");
     const std::string kept = fixed(100 * share(lists), 2) + " % of the pairs";
-    std::string out = text("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"", kSide + 40, "\" height=\"",
-                           height + 92, "\" font-family=\"sans-serif\" font-size=\"13\" fill=\"#1c1c1c\">\n");
-    out += text("<title>", caption, ", ", length, " rows and keys</title>\n");
-    out += "<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n";
-    out += text("<svg x=\"20\" y=\"20\" width=\"", width, "\" height=\"", height, "\" viewBox=\"0 0 ", columns, " ",
-                rows, "\" preserveAspectRatio=\"none\" shape-rendering=\"crispEdges\">\n");
-    out += empty.element(kEmpty) + dark.element(kWhole) + light.element(kPartial) + "</svg>\n";
+    std::string out = picture_head(kPictureSide + 40, height + 92, text(caption, ", ", length, " rows and keys"));
+    out += picture_of_tiles(20, 20, width, height, columns, rows,
+                            empty.element(kEmptyColour) + dark.element(kWhole) + light.element(kPartial));
     out += text("<text x=\"20\" y=\"", height + 44, "\">", caption, "</text>\n");
     double x = 20;
     const auto entry = [&](const char* colour, const std::string& words) {
@@ -108,7 +90,7 @@ struct Draw {
     };
     entry(kWhole, std::to_string(lists.whole_tiles) + " whole");
     entry(kPartial, std::to_string(lists.partial_tiles) + " partial");
-    entry(kEmpty, "left out");
+    entry(kEmptyColour, "left out");
     out += text("<text x=\"", x, "\" y=\"", height + 68, "\">", kept, "; tiles of ", query_rows, " x ", block_size,
                 "</text>\n</svg>\n");
     return out;
@@ -144,15 +126,17 @@ struct Draw {
 }  // namespace
 
 void add_draw(CLI::App& app) {
-  CLI::App* verb = app.add_subcommand("draw", "A picture (SVG) of the tiles that a pattern of sparse attention keeps");
+  CLI::App* verb =
+      app.add_subcommand("draw", "A picture (SVG) of the tiles that a pattern keeps, or of who computes what");
   examples(*verb, {"heddle draw \"local(128) | strided(32) | sink(4)\" --length 4096 --out picture.svg",
-                   "heddle draw \"local(256) | random(3)\" --causal --head 2 --length 8192 --out picture.svg"});
+                   "heddle draw \"local(256) | random(3)\" --causal --head 2 --length 8192 --out picture.svg",
+                   "heddle draw --ranks 4 --order balanced --documents 3000 1096 --causal --out picture.svg"});
   const auto self = std::make_shared<Draw>();
   self->common.add_to(*verb, false);
   verb->add_option("pattern", self->expression,
                    "local(left, right), strided(step), dilated(n, step), sink(n), columns(j, ...), rows(p, ...), "
-                   "diagonals(d, ...), random(n, size=64, seed=0), joined by | and &")
-      ->required();
+                   "diagonals(d, ...), random(n, size=64, seed=0), joined by | and &");
+  self->plan.add_to(*verb);
   verb->add_option("-o,--out", self->out, "The file to write")->required();
   verb->add_option("--length", self->length, "Rows and keys")->capture_default_str();
   verb->add_flag("--causal", self->causal, "A row attends no key behind itself");

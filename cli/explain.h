@@ -36,7 +36,7 @@ void add_explain_adaptive(CLI::App& explain);
 void add_explain_linear(CLI::App& explain);
 void add_explain_merge(CLI::App& explain);
 void add_explain_sparse(CLI::App& explain);
-// pool, select, step
+// pool, select, gate, step
 void add_explain_nsa(CLI::App& explain);
 // rotary, append, append-int4, attention-int4
 void add_explain_caches(CLI::App& explain);

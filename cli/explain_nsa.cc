@@ -1,7 +1,12 @@
-// heddle explain pool, select and step: pooled keys, the blocks that their scores choose, and a step of decoding.
+// heddle explain pool, select, gate and step: pooled keys, the blocks that their scores choose, branches joined, and a
+// step of decoding.
 #include <memory>
+#include <optional>
+#include <vector>
 
+#include "cuda/assumed_gpu.h"
 #include "explain.h"
+#include "ops/nsa/nsa.h"
 
 namespace heddle::cli {
 namespace {
@@ -105,6 +110,36 @@ struct ExplainSelect {
   }
 };
 
+struct ExplainGate {
+  Explained explained;
+  std::int64_t branches = 3, batch = 1, heads = 8, length = 1024, head_size = 64;
+  std::string dtype, pass = "forward", force;
+
+  void run() {
+    require_at_least_one(branches, "--branches");
+    require_at_least_one(batch, "--batch");
+    require_at_least_one(heads, "--heads");
+    require_at_least_one(length, "--length");
+    require_at_least_one(head_size, "--head-size");
+    const GpuModel* const gpu = explained.begin();
+    StandIns views(explained.where());
+    const DType type = dtype_named(dtype_or_default(dtype, explained.where()));
+    const GatedBranch branch{views.tensor(type, {batch, length, heads, head_size}),
+                             views.tensor(DType::f32, {batch, length, heads})};
+    const std::vector<GatedBranch> all(static_cast<std::size_t>(branches), branch);
+    std::optional<cuda::AssumedGpu> assumed;
+    if (gpu != nullptr) assumed.emplace(*gpu);
+    const auto candidates = pass == "forward" ? explain_gate_branches(all, branch.o, {}, force)
+                                              : explain_gate_branches_backward(all, branch.o, all, {}, force);
+    Json problem = {{"branches", branches}, {"batch", batch},         {"heads", heads},
+                    {"queries", length},    {"head_size", head_size}, {"dtype", name_of(type)}};
+    if (explained.device != "cpu") problem["device"] = explained.device;
+    explained.tell(std::to_string(branches) + " branches " + branch.o.shape_text() + " " + name_of(type) +
+                       " and their gates, " + pass,
+                   {{"problem", problem}, {"pass", pass}}, candidates);
+  }
+};
+
 struct ExplainStep {
   Explained explained;
   Sequences of;
@@ -179,6 +214,21 @@ void add_explain_nsa(CLI::App& explain) {
   verb->add_option("--stride", select->stride, "Keys from one pooled key to the next (default: those of one)");
   verb->add_flag("--without-lse", select->without_lse, "The compressed branch's lse is not there to be read");
   verb->callback([select] { select->run(); });
+
+  verb = explain.add_subcommand("gate", "Branches of native sparse attention joined by their gates, on GPUs");
+  examples(*verb, {"heddle explain gate --heads 64 --length 8192 --head-size 128 --gpu h100",
+                   "heddle explain gate --branches 2 --pass backward --gpu a100"});
+  const auto gate = std::make_shared<ExplainGate>();
+  gate->explained.add_to(*verb);
+  verb->add_option("--branches", gate->branches, "Branches, 1 to 3")->capture_default_str();
+  verb->add_option("-b,--batch", gate->batch, "Sequences, B")->capture_default_str();
+  verb->add_option("-n,--heads", gate->heads, "Query heads, H")->capture_default_str();
+  verb->add_option("-s,--length", gate->length, "Queries of a sequence, Sq")->capture_default_str();
+  verb->add_option("-d,--head-size", gate->head_size, "Head size of v and o, Dv")->capture_default_str();
+  add_dtype_flag(*verb, gate->dtype, "Of branches (default: f32, on a GPU bf16)");
+  add_force_flag(*verb, gate->force);
+  add_pass_flag(*verb, gate->pass);
+  verb->callback([gate] { gate->run(); });
 
   verb = explain.add_subcommand("step", "A step of decoding of native sparse attention, in one launch");
   examples(*verb, {"heddle explain step --heads 64 --kv-heads 4 --head-size 128 --window 512 --gpu h100",

@@ -107,17 +107,31 @@ void print(const Plan& plan) {
   schemes.print();
   const distributed::Costs& c = plan.problem().costs;
   std::cout << "\npredicted from " << fixed(c.forward_flops / 1e12, 0) << " and " << fixed(c.backward_flops / 1e12, 0)
-            << " TFLOP/s, " << fixed(c.link_bandwidth / 1e9, 0) << " GB/s between ranks, "
-            << seconds_text(c.link_latency) << " an exchange\n";
+            << " TFLOP/s, " << fixed(c.link_bandwidth / 1e9, 0) << " GB/s between ranks, ";
+  if (c.ranks_per_host > 0) {
+    std::cout << fixed(c.network_bandwidth / 1e9, 0) << " GB/s between hosts of " << c.ranks_per_host << ", ";
+  }
+  std::cout << seconds_text(c.link_latency) << " an exchange\n";
 }
 
 }  // namespace
 
-void RankFlags::add_to(CLI::App& verb) {
-  verb.add_option("--ranks", ranks, "A plan for so many processes, instead of candidates");
+void add_order_flag(CLI::App& verb, std::string& order) {
   std::vector<std::string> orders;
   for (const Order known : kOrders) orders.emplace_back(name_of(known));
   one_of(verb.add_option("--order", order, "Which rows each rank has, beside --ranks"), orders)->capture_default_str();
+}
+
+std::vector<std::int64_t> bounds_of(const std::vector<std::int64_t>& lengths) {
+  if (lengths.empty()) return {};
+  std::vector<std::int64_t> out = {0};
+  for (const std::int64_t length : lengths) out.push_back(out.back() + length);
+  return out;
+}
+
+void RankFlags::add_to(CLI::App& verb) {
+  verb.add_option("--ranks", ranks, "A plan for so many processes, instead of candidates");
+  add_order_flag(verb, order);
   verb.add_option("--ulysses", ulysses,
                   "Of 2d: ranks that exchange heads for rows, beside --ranks; 0: the plan's choice")
       ->capture_default_str();
@@ -126,9 +140,12 @@ void RankFlags::add_to(CLI::App& verb) {
        {std::tuple{"--rate", &costs.forward_flops, "FLOP/s of a rank forward, beside --ranks"},
         {"--backward-rate", &costs.backward_flops, "FLOP/s of a rank backward, beside --ranks"},
         {"--link", &costs.link_bandwidth, "Bytes/s that a rank sends, beside --ranks"},
+        {"--network", &costs.network_bandwidth, "Bytes/s that a rank sends to other hosts, beside --ranks-per-host"},
         {"--latency", &costs.link_latency, "Seconds of an exchange, beside --ranks"}}) {
     verb.add_option(flag, *value, what)->capture_default_str();
   }
+  verb.add_option("--ranks-per-host", costs.ranks_per_host, "Ranks on one host, beside --ranks; 0: all of them")
+      ->capture_default_str();
 }
 
 void RankFlags::check(const ProblemFlags& problem) const {
@@ -136,6 +153,9 @@ void RankFlags::check(const ProblemFlags& problem) const {
     if (!documents.empty())
       throw Error("--documents is given without --ranks: it is about a plan for several processes");
     if (ulysses != 0) throw Error("--ulysses is given without --ranks: it is about a plan for several processes");
+    if (costs.ranks_per_host != 0) {
+      throw Error("--ranks-per-host is given without --ranks: it is about a plan for several processes");
+    }
     return;
   }
   for (const auto& [given, flag] : {std::pair{problem.bias, "--bias"},
@@ -163,10 +183,7 @@ distributed::Problem RankFlags::problem_of(const ProblemFlags& problem) const {
   out.dtype = dtype_named(problem.dtype);
   out.causal = options.causal;
   out.window_left = options.window_left, out.window_right = options.window_right;
-  if (!documents.empty()) {
-    out.cu_seqlens = {0};
-    for (const std::int64_t length : documents) out.cu_seqlens.push_back(out.cu_seqlens.back() + length);
-  }
+  out.cu_seqlens = bounds_of(documents);
   out.order = distributed::order_named(order, "explain");
   out.ulysses = ulysses;
   out.costs = costs;

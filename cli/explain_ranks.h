@@ -11,6 +11,11 @@
 
 namespace heddle::cli {
 
+// --order, by the names that plans have.
+void add_order_flag(CLI::App& verb, std::string& order);
+// Lengths of documents as bounds, from 0 on; none of none.
+std::vector<std::int64_t> bounds_of(const std::vector<std::int64_t>& lengths);
+
 struct RankFlags {
   int ranks = 0;  // 0: one process's candidates are asked for
   std::string order = "zigzag";

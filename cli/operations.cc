@@ -14,6 +14,7 @@
 #include "heddle/nsa.h"
 #include "heddle/partial.h"
 #include "heddle/sparse.h"
+#include "ops/nsa/nsa.h"
 #include "problem.h"
 #include "tensors.h"
 
@@ -92,9 +93,10 @@ std::vector<Operation> with_a_tolerance() {
   return {forward, backward};
 }
 
-// Keys pooled, the gradient of that, and blocks chosen by their scores.
-std::vector<Operation> pooling() {
-  Operation pool{"pool_keys", {}}, backward{"pool_keys_backward", {}}, select{"select_blocks", {}};
+// Keys pooled, blocks chosen by their scores, branches joined by gates, and a step of decoding in one launch.
+std::vector<Operation> native_sparse_attention() {
+  Operation pool{"pool_keys", {}}, backward{"pool_keys_backward", {}}, select{"select_blocks", {}},
+      gate{"gate_branches", {}}, gate_backward{"gate_branches_backward", {}}, step{"nsa_step", {}};
   for (const Device device : {Device::cpu, Device::cuda}) {
     StandIns views(device);
     const TensorView x = views.tensor(DType::f32, {1, 64, 2, 64}), pooled = views.tensor(DType::f32, {1, 1, 2, 64});
@@ -102,8 +104,23 @@ std::vector<Operation> pooling() {
     add(pool, device, explain_pool_keys(x, pooled, {}));
     add(backward, device, explain_pool_keys_backward(pooled, x, {}));
     add(select, device, explain_select_blocks(x, pooled, {}, blocks, {}));
+    const std::vector<GatedBranch> branches(3, GatedBranch{x, views.tensor(DType::f32, {1, 64, 2})});
+    add(gate, device, explain_gate_branches(branches, x));
+    add(gate_backward, device, explain_gate_branches_backward(branches, x, branches));
+    const auto rows = [&](std::int64_t count, std::int64_t heads) {
+      return views.tensor(DType::bf16, {1, count, heads, 128});
+    };
+    const NsaCache cache{.k = rows(64, 1),
+                         .v = rows(64, 1),
+                         .k_pooled = rows(1, 1),
+                         .v_pooled = rows(1, 1),
+                         .lengths = views.tensor(DType::i32, {1})};
+    const TensorView of_step = rows(1, 4), by_head = views.tensor(DType::f32, {1, 1, 4});
+    add(step, device,
+        explain_nsa_step(of_step, rows(1, 1), rows(1, 1), cache, {.cmp = by_head, .slc = by_head, .swa = {}},
+                         rows(1, 4), {}));
   }
-  return {pool, backward, select};
+  return {pool, backward, select, gate, gate_backward, step};
 }
 
 // Partial results joined, and the gradients of that.
@@ -172,7 +189,7 @@ std::vector<Operation> operations() {
   std::vector<Operation> all = {forward, backward};
   for (Operation& operation : over_lists()) all.push_back(std::move(operation));
   for (Operation& operation : with_a_tolerance()) all.push_back(std::move(operation));
-  for (Operation& operation : pooling()) all.push_back(std::move(operation));
+  for (Operation& operation : native_sparse_attention()) all.push_back(std::move(operation));
   for (Operation& operation : merges()) all.push_back(std::move(operation));
   all.insert(all.end(), {linear, linear_backward});
   for (Operation& operation : caches_and_weights()) all.push_back(std::move(operation));

@@ -38,7 +38,7 @@ tables() {
     "$python" "scripts/${script}_table.py" --check || return 1
   done
   "$python" scripts/ladder_tables.py --check && "$python" scripts/speed_chart.py --check &&
-    "$python" scripts/nsa_chart.py --check && "$python" examples/train/report.py --check
+    "$python" scripts/nsa_chart.py --check && "$python" scripts/ranks_chart.py --check && "$python" examples/train/report.py --check
 }
 
 format() {

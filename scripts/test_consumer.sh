@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD
-# Folders as deep as the release build's: the compiler's cache then has their objects.
+# Folders as deep as the release build's, and kernels as its step of test.sh has them: the compiler's cache then has their objects.
 build=$root/build/consumer
 rm -rf "$build" "$build"-*
 options=(-G Ninja -DCMAKE_BUILD_TYPE=Release)
@@ -30,7 +30,8 @@ mkdir -p "$build"
 for kind in static shared; do
   shared=$([[ $kind == shared ]] && echo ON || echo OFF)
   cmake -S . -B "$build-heddle-$kind" "${options[@]}" -DBUILD_SHARED_LIBS=$shared \
-    -DHEDDLE_BUILD_TESTS=OFF -DHEDDLE_BUILD_CLI=OFF -DHEDDLE_BUILD_BENCH=OFF -DHEDDLE_BUILD_EXAMPLES=OFF -DHEDDLE_EMU128=OFF >"$build/$kind.log"
+    -DHEDDLE_BUILD_TESTS=OFF -DHEDDLE_BUILD_CLI=OFF -DHEDDLE_BUILD_BENCH=OFF -DHEDDLE_BUILD_EXAMPLES=OFF -DHEDDLE_EMU128=OFF \
+    -DHEDDLE_CUDA_ONE_CODE=ON >"$build/$kind.log"
   cmake --build "$build-heddle-$kind" >>"$build/$kind.log" || { cat "$build/$kind.log"; exit 1; }
   cmake --install "$build-heddle-$kind" --prefix "$build/first-$kind" >/dev/null
   mv "$build/first-$kind" "$build/prefix-$kind"

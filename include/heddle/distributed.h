@@ -52,12 +52,17 @@ struct Area {
 };
 
 // What times are predicted from. The defaults are those of one H200 of two that are joined by NVLink: bfloat16, head
-// size 128, exchanges of 512 MB by NCCL, and what its smallest call takes from Python.
+// size 128, exchanges of 512 MB by NCCL, and what its smallest call takes from Python. Of the network it is what 400
+// Gb/s for each GPU come to, nominally.
 struct Costs {
   double forward_flops = 680e12, backward_flops = 560e12;  // FLOP/s of one rank
   double memory_bandwidth = 4e12;                          // bytes/s, of merging partial results
   double link_bandwidth = 350e9;                           // bytes/s that a rank sends while it receives as many
   double link_latency = 50e-6;                             // s of an exchange
+  // Ranks on one host, one after the other; the last host may have fewer. 0: all of them. What goes to another host
+  // takes network_bandwidth, bytes/s of each rank, in place of link_bandwidth, at the same time as the rest.
+  int ranks_per_host = 0;
+  double network_bandwidth = 50e9;
 };
 
 struct Problem {

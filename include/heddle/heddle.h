@@ -2,6 +2,7 @@
 #pragma once
 
 #include "heddle/adaptive.h"
+#include "heddle/asam.h"
 #include "heddle/attention.h"
 #include "heddle/candidate.h"
 #include "heddle/checkpoint.h"

@@ -21,13 +21,14 @@ using namespace distributed;
 constexpr NamedValue<DType> kDTypes[] = {{"float32", DType::f32}, {"float16", DType::f16}, {"bfloat16", DType::bf16}};
 constexpr const char* kOperation = "distributed.plan";
 
+// The members of Costs, in their order.
+using CostItems = std::tuple<double, double, double, double, double, int, double>;
 // q_begin, q_end, key_begin, key_end, causal, window_left, window_right; causal as heddle._options has it.
 using AreaItems = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t, int, std::int64_t, std::int64_t>;
 
 Plan* make(std::int64_t rows, int ranks, const std::vector<std::int64_t>& sizes, const std::string& dtype, int causal,
            std::int64_t window_left, std::int64_t window_right, const std::vector<std::int64_t>& cu_seqlens,
-           const std::vector<AreaItems>& areas, const std::string& order, int ulysses,
-           const std::vector<double>& costs) {
+           const std::vector<AreaItems>& areas, const std::string& order, int ulysses, const CostItems& costs) {
   Problem p{.rows = rows, .ranks = ranks};
   p.batch = sizes.at(0), p.heads = sizes.at(1), p.kv_heads = sizes.at(2);
   p.head_size = sizes.at(3), p.head_size_v = sizes.at(4);
@@ -40,7 +41,7 @@ Plan* make(std::int64_t rows, int ranks, const std::vector<std::int64_t>& sizes,
   }
   p.order = order_named(order, kOperation);
   p.ulysses = ulysses;
-  p.costs = {costs.at(0), costs.at(1), costs.at(2), costs.at(3), costs.at(4)};
+  p.costs = std::apply([](auto... items) { return Costs{items...}; }, costs);
   nb::gil_scoped_release released;
   return new Plan(std::move(p));
 }

@@ -20,7 +20,15 @@ GROUPS = {
         "distributed",
         "distributed_mpi",
     ],
-    "Low-bit weights and models": ["lowbit", "linear", "checkpoint", "safetensors", "transformer", "transformer_block"],
+    "Low-bit weights and models": [
+        "lowbit",
+        "linear",
+        "checkpoint",
+        "safetensors",
+        "transformer",
+        "transformer_block",
+        "asam",
+    ],
     "What would run": ["explain", "candidate"],
     "What all of them use": ["tensor", "runtime", "error"],
 }

@@ -15,9 +15,33 @@ constexpr Scheme kSchemes[] = {Scheme::gather, Scheme::ring, Scheme::needed, Sch
 
 double number(std::int64_t x) { return static_cast<double>(x); }
 
-double seconds_of(const Plan& plan, double bytes) {
+// Rows or bytes, by the way they go: inside of a rank's host, and to other hosts or from them.
+struct Traffic {
+  double inside = 0, across = 0;
+
+  double all() const { return inside + across; }
+  Traffic operator*(double factor) const { return {inside * factor, across * factor}; }
+  Traffic operator+(const Traffic& other) const { return {inside + other.inside, across + other.across}; }
+  // As a rank needs as long as the slower way, the most of all ranks may be of several.
+  void take_most(const Traffic& other) {
+    inside = std::max(inside, other.inside);
+    across = std::max(across, other.across);
+  }
+};
+
+bool same_host(const Problem& p, int a, int b) {
+  return p.costs.ranks_per_host == 0 || a / p.costs.ranks_per_host == b / p.costs.ranks_per_host;
+}
+// Adds what goes between two ranks.
+void add(Traffic& traffic, const Problem& p, int a, int b, double amount) {
+  (same_host(p, a, b) ? traffic.inside : traffic.across) += amount;
+}
+
+double seconds_of(const Plan& plan, const Traffic& bytes) {
   const Problem& p = plan.problem();
-  return p.ranks > 1 ? p.costs.link_latency + bytes / p.costs.link_bandwidth : 0;
+  if (p.ranks <= 1) return 0;
+  return p.costs.link_latency +
+         std::max(bytes.inside / p.costs.link_bandwidth, bytes.across / p.costs.network_bandwidth);
 }
 
 // What a row of keys and values weighs, and seconds of products.
@@ -38,39 +62,51 @@ struct Weights {
 
 // Rows of keys, and of gradients of keys, that a rank sends, and that it gets, where keys go to rows.
 struct KeyRows {
-  double keys = 0, gradients = 0, keys_got = 0, gradients_got = 0;
+  Traffic keys, gradients, keys_got, gradients_got;
 };
 
 std::vector<KeyRows> key_rows(const Plan& plan, Scheme scheme) {
-  const int ranks = plan.problem().ranks;
+  const Problem& p = plan.problem();
+  const int ranks = p.ranks;
   std::vector<KeyRows> out(static_cast<std::size_t>(ranks));
-  std::vector<Run> all;  // their waves are whose they are
-  for (int rank = 0; rank < ranks; ++rank) {
-    KeyRows& rows = out[static_cast<std::size_t>(rank)];
-    if (scheme == Scheme::gather) {
-      rows.keys = rows.gradients_got = number(plan.rows(rank)) * (ranks - 1);
-      rows.gradients = rows.keys_got = number(plan.problem().rows - plan.rows(rank));
-    } else if (scheme == Scheme::ring) {
-      // A rank keeps its own share; the others' goes on from the next rank to the last one, and home.
+  // Rows of keys that go, and of their gradients, which come back.
+  const auto send = [&](int from, int to, double rows) {
+    KeyRows &sender = out[static_cast<std::size_t>(from)], &receiver = out[static_cast<std::size_t>(to)];
+    add(sender.keys, p, from, to, rows), add(sender.gradients_got, p, from, to, rows);
+    add(receiver.keys_got, p, from, to, rows), add(receiver.gradients, p, from, to, rows);
+  };
+  if (scheme == Scheme::gather) {
+    for (int from = 0; from < ranks; ++from) {
+      for (int to = 0; to < ranks; ++to) {
+        if (to != from) send(from, to, number(plan.rows(from)));
+      }
+    }
+  } else if (scheme == Scheme::ring) {
+    // A rank keeps its own share; the others' goes on from the next rank to the last one, and home.
+    for (int rank = 0; rank < ranks; ++rank) {
+      KeyRows& rows = out[static_cast<std::size_t>(rank)];
+      const int next = (rank + 1) % ranks;
       const auto held = [&](int step) { return number(plan.rows((rank - step + ranks) % ranks)); };
-      for (int step = 1; step <= plan.ring_hops(); ++step) rows.keys += held(step - 1), rows.gradients += held(step);
-    } else {
+      for (int step = 1; step <= plan.ring_hops(); ++step) {
+        add(rows.keys, p, rank, next, held(step - 1));
+        // Home from the last one.
+        add(rows.gradients, p, rank, step == plan.ring_hops() ? (rank - step + ranks) % ranks : next, held(step));
+      }
+    }
+  } else {
+    std::vector<Run> all;  // their waves are whose they are
+    for (int rank = 0; rank < ranks; ++rank) {
       for (Run run : plan.runs(rank)) {
         run.wave = rank;
         all.push_back(run);
       }
     }
-  }
-  std::ranges::sort(all, {}, &Run::begin);
-  for (int to = 0; scheme == Scheme::needed && to < ranks; ++to) {
-    KeyRows& receiver = out[static_cast<std::size_t>(to)];
-    for (const Run& keys : plan.needed_keys(to)) {
-      for (const Run& run : inside(all, keys.begin, keys.begin + keys.count)) {
-        if (run.wave == to) continue;
-        KeyRows& sender = out[static_cast<std::size_t>(run.wave)];
-        const double rows = number(run.count);
-        sender.keys += rows, sender.gradients_got += rows;
-        receiver.keys_got += rows, receiver.gradients += rows;
+    std::ranges::sort(all, {}, &Run::begin);
+    for (int to = 0; to < ranks; ++to) {
+      for (const Run& keys : plan.needed_keys(to)) {
+        for (const Run& run : inside(all, keys.begin, keys.begin + keys.count)) {
+          if (run.wave != to) send(run.wave, to, number(run.count));
+        }
       }
     }
   }
@@ -85,9 +121,10 @@ struct Seconds {
 // One exchange of keys, then all products; the backward's gradients after them.
 Seconds seconds_at_once(const Plan& plan, Scheme scheme) {
   const Weights w(plan.problem());
-  double pairs = 0, moved = 0;
+  double pairs = 0;
   for (int rank = 0; rank < plan.problem().ranks; ++rank) pairs = std::max(pairs, plan.pairs(rank));
-  for (const KeyRows& rows : key_rows(plan, scheme)) moved = std::max({moved, rows.keys, rows.keys_got});
+  Traffic moved;
+  for (const KeyRows& rows : key_rows(plan, scheme)) moved.take_most(rows.keys), moved.take_most(rows.keys_got);
   const double keys = seconds_of(plan, moved * w.keys), gradients = seconds_of(plan, moved * w.gradients);
   return {keys + pairs * w.forward, keys + pairs * w.backward + gradients};
 }
@@ -96,7 +133,8 @@ Seconds seconds_of_ring(const Plan& plan) {
   const Weights w(plan.problem());
   const int ranks = plan.problem().ranks, hops = plan.ring_hops();
   // Of each step the most that any rank has to do. Gradients of keys go on while the next step is computed.
-  std::vector<double> pairs(static_cast<std::size_t>(hops) + 1), merged(pairs.size()), sent(pairs.size());
+  std::vector<double> pairs(static_cast<std::size_t>(hops) + 1), merged(pairs.size());
+  std::vector<Traffic> sent(pairs.size()), home(pairs.size());
   for (int rank = 0; rank < ranks; ++rank) {
     const auto steps = plan.ring_pieces(rank);
     for (std::size_t t = 0; t < steps.size(); ++t) {
@@ -107,7 +145,11 @@ Seconds seconds_of_ring(const Plan& plan) {
       }
       pairs[t] = std::max(pairs[t], of_step);
       merged[t] = std::max(merged[t], rows_merged);
-      sent[t] = std::max(sent[t], number(plan.rows((rank - static_cast<int>(t) + ranks) % ranks)));
+      const int owner = (rank - static_cast<int>(t) + ranks) % ranks;
+      Traffic on, back;
+      add(on, plan.problem(), rank, (rank + 1) % ranks, number(plan.rows(owner)));
+      add(back, plan.problem(), rank, owner, number(plan.rows(owner)));
+      sent[t].take_most(on), home[t].take_most(back);
     }
   }
   Seconds out;
@@ -117,7 +159,7 @@ Seconds seconds_of_ring(const Plan& plan) {
     const double gradients = t > 1 ? seconds_of(plan, sent[t - 1] * w.gradients) : 0;
     out.forward += std::max(pairs[t] * w.forward + merged[t] * w.merged_row, keys);
     out.backward += std::max(pairs[t] * w.backward, keys + gradients);
-    if (last && hops > 0) out.backward += seconds_of(plan, sent[t] * w.gradients);
+    if (last && hops > 0) out.backward += seconds_of(plan, home[t] * w.gradients);
   }
   return out;
 }
@@ -166,29 +208,36 @@ class HeadMoves {
     for (const HeadShare& share : head_shares(p.heads, p.kv_heads, size)) of_share_.emplace_back(p, share);
   }
   // move: of kMoves. There: own rows to the others' heads; back: others' rows from own heads.
-  double sent(std::size_t move, int rank) const { return move % 2 == 0 ? own_rows(move, rank) : own_heads(move, rank); }
-  double got(std::size_t move, int rank) const { return move % 2 == 0 ? own_heads(move, rank) : own_rows(move, rank); }
+  Traffic sent(std::size_t move, int rank) const {
+    return move % 2 == 0 ? own_rows(move, rank) : own_heads(move, rank);
+  }
+  Traffic got(std::size_t move, int rank) const { return move % 2 == 0 ? own_heads(move, rank) : own_rows(move, rank); }
   double seconds(std::size_t move) const {
-    double most = 0;
-    for (int rank = 0; rank < plan_.problem().ranks; ++rank) most = std::max({most, sent(move, rank), got(move, rank)});
+    Traffic most;
+    for (int rank = 0; rank < plan_.problem().ranks; ++rank) {
+      most.take_most(sent(move, rank)), most.take_most(got(move, rank));
+    }
     return size_ > 1 ? seconds_of(plan_, most) : 0;
   }
 
  private:
-  double own_rows(std::size_t move, int rank) const {
-    double others = 0;
+  Traffic own_rows(std::size_t move, int rank) const {
+    Traffic out;
     for (int n = 0; n < size_; ++n) {
-      if (n != rank % size_) others += of_share_[static_cast<std::size_t>(n)].*kMoves[move];
+      const double others = of_share_[static_cast<std::size_t>(n)].*kMoves[move];
+      if (n != rank % size_) add(out, plan_.problem(), rank, peer(rank, n), number(plan_.rows(rank)) * others);
     }
-    return number(plan_.rows(rank)) * others;
+    return out;
   }
-  double own_heads(std::size_t move, int rank) const {
-    double others = 0;
+  Traffic own_heads(std::size_t move, int rank) const {
+    Traffic out;
+    const double own = of_share_[static_cast<std::size_t>(rank % size_)].*kMoves[move];
     for (int n = 0; n < size_; ++n) {
-      if (n != rank % size_) others += number(plan_.rows(rank - rank % size_ + n));
+      if (n != rank % size_) add(out, plan_.problem(), rank, peer(rank, n), number(plan_.rows(peer(rank, n))) * own);
     }
-    return others * (of_share_[static_cast<std::size_t>(rank % size_)].*kMoves[move]);
+    return out;
   }
+  int peer(int rank, int n) const { return rank - rank % size_ + n; }
 
   const Plan& plan_;
   const int size_;
@@ -202,7 +251,8 @@ std::vector<Plan::Bytes> bytes_of_ranks(const Plan& plan, Scheme scheme) {
   if (!heads_move(scheme)) {
     const Weights w(p);
     for (const KeyRows& rows : key_rows(plan, scheme)) {
-      out.push_back({rows.keys * w.keys, rows.keys * w.keys + rows.gradients * w.gradients});
+      const double keys = rows.keys.all() * w.keys;
+      out.push_back({keys, keys + rows.gradients.all() * w.gradients});
     }
     return out;
   }
@@ -217,8 +267,9 @@ std::vector<Plan::Bytes> bytes_of_ranks(const Plan& plan, Scheme scheme) {
     of_share.kv_heads = share.kv_end - share.kv_begin;
     const Weights w(of_share);
     const KeyRows& rows = across[static_cast<std::size_t>(rank / size)];
-    out.push_back({rows.keys * w.keys + moves.sent(0, rank) + moves.sent(1, rank),
-                   rows.keys * w.keys + rows.gradients * w.gradients + moves.sent(2, rank) + moves.sent(3, rank)});
+    const double keys = rows.keys.all() * w.keys;
+    out.push_back({keys + (moves.sent(0, rank) + moves.sent(1, rank)).all(),
+                   keys + rows.gradients.all() * w.gradients + (moves.sent(2, rank) + moves.sent(3, rank)).all()});
   }
   return out;
 }

@@ -84,10 +84,12 @@ void check_problem(const Check& check, const Problem& p) {
   for (const auto& [name, value] : {std::pair{"forward_flops", c.forward_flops},
                                     {"backward_flops", c.backward_flops},
                                     {"memory_bandwidth", c.memory_bandwidth},
-                                    {"link_bandwidth", c.link_bandwidth}}) {
+                                    {"link_bandwidth", c.link_bandwidth},
+                                    {"network_bandwidth", c.network_bandwidth}}) {
     check.require(value > 0, name, " is ", value, ": it must be above 0");
   }
   check.require(c.link_latency >= 0, "link_latency is ", c.link_latency, ": it must not be negative");
+  check.require(c.ranks_per_host >= 0, "ranks_per_host is ", c.ranks_per_host, ": it must not be negative");
   check_documents(check, p);
   check_window(check, "", p.window_left, p.window_right);
   if (!p.areas.empty()) check_areas(check, p);
@@ -313,6 +315,9 @@ Plan Plan::grouped(int size) const {
   Problem problem = problem_;
   problem.ranks /= size;
   problem.ulysses = 0;
+  // What groups exchange goes between ranks that stand at the same place in theirs.
+  int& hosts_groups = problem.costs.ranks_per_host;
+  if (hosts_groups > 0) hosts_groups = hosts_groups % size == 0 ? hosts_groups / size : 1;
   problem.heads = problem.kv_heads = 0;  // the most that a rank of a group has
   for (const HeadShare& share : head_shares(problem_.heads, problem_.kv_heads, size)) {
     problem.heads = std::max(problem.heads, share.end - share.begin);

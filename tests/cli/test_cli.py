@@ -20,7 +20,7 @@ pytestmark = needs_command
 VERBS = ["doctor", "info", "run", "bench", "check", "tune", "explain", "memory", "quantize", "draw", "completion"]
 BELOW = {
     "bench": "linear",
-    "explain": "sparse adaptive pool select step merge linear rotary append append-int4 attention-int4 quantize dequantize unpack",
+    "explain": "sparse adaptive pool select gate step merge linear rotary append append-int4 attention-int4 quantize dequantize unpack",
 }
 ALL = [(verb,) for verb in VERBS] + [(verb, sub) for verb, below in BELOW.items() for sub in below.split()]
 
@@ -200,12 +200,15 @@ def test_info_lists_every_candidate_and_whether_it_runs():
         "merge_attention_backward",
     }
     on_cpus_alone = {"adaptive_attention_forward", "adaptive_attention_backward"}
-    with_reference |= on_cpus_alone
-    assert with_reference | without_reference == set(operations)
+    on_gpus_alone = {"gate_branches", "gate_branches_backward", "nsa_step"}
+    with_reference |= on_cpus_alone | (on_gpus_alone - {"nsa_step"})
+    assert with_reference | without_reference | on_gpus_alone == set(operations)
     text = run("info")
     for name, candidates in operations.items():
         here = {c["name"] for c in candidates if c["device"] == "cpu" and c["runs"]}
-        assert "cpu" in here and ("reference" in here) == (name in with_reference), name
+        assert ("cpu" in here) == (name not in on_gpus_alone) and ("reference" in here) == (name in with_reference), (
+            name
+        )
         on_gpus = [c for c in candidates if c["device"] == "cuda"]
         assert bool(on_gpus) == (name not in on_cpus_alone), name
         for candidate in on_gpus:

@@ -71,6 +71,48 @@ def test_heads_draw_their_own(tmp_path):
     assert not np.array_equal(*(tiles_of(path)["whole"] for path in paths))
 
 
+def cells_of(picture, ranks):
+    """int [rows, columns], the rank of each cell and -1 where it is nobody's, of one part of the picture of a plan."""
+    _, _, columns, rows = map(int, picture.get("viewBox").split())
+    colours = {f"hsl({r * 360 // ranks},60%,{60 if r % 2 else 45}%)": r for r in range(ranks)} | {"#e9edf2": -1}
+    found = np.full((rows, columns), -2)
+    for element in picture:
+        for x, y, width, _ in re.findall(r"M(\d+) (\d+)h(\d+)v1h-(\d+)z", element.get("d")):
+            found[int(y), int(x) : int(x) + int(width)] = colours[element.get("fill")]
+    assert (found != -2).all()
+    return found
+
+
+@pytest.mark.parametrize("order", ["contiguous", "zigzag", "striped", "per_document", "balanced"])
+def test_a_plan_shows_who_computes_what(tmp_path, order):
+    length, ranks, path = 96, 3, tmp_path / "plan.svg"
+    flags = ["--ranks", ranks, "--order", order, "--length", length, "--documents", 50, 46]
+    text = run("draw", *flags, "--causal", "--window", 40, 0, "-o", path)
+    plan = run_json("explain", *flags, "--causal", "top_left", "--window", 40, 0)["plan"]
+    assert (
+        text
+        == f"{path}: 3 ranks, {order}, 96 rows of 2 documents, causal, window 40 0: balance {plan['balance']:.3f}\n"
+    )
+    owner = np.full(length, -1)
+    for rank, of_rank in enumerate(plan["ranks"]):
+        for run_ in of_rank["runs"]:
+            owner[run_["begin"] : run_["begin"] + run_["step"] * run_["count"] : run_["step"]] = rank
+    p, j = np.arange(length)[:, None], np.arange(length)
+    met = (j <= p) & (p - j <= 40) & ((p < 50) == (j < 50))
+    keys, rows, square = (cells_of(x, ranks) for x in ElementTree.parse(path).getroot().findall(f"{SVG}svg"))
+    assert np.array_equal(keys[0], owner) and np.array_equal(rows[:, 0], owner)
+    assert np.array_equal(square, np.where(met, owner[:, None], -1))
+
+
+def test_a_plan_of_many_rows_is_sampled(tmp_path):
+    path = tmp_path / "plan.svg"
+    found = run_json("draw", "--ranks", 64, "--order", "striped", "--length", 1 << 20, "--causal", "-o", path)
+    assert found["balance"] > 0.99 and found["ranks"] == 64
+    keys, _, square = (cells_of(x, 64) for x in ElementTree.parse(path).getroot().findall(f"{SVG}svg"))
+    assert square.shape == (320, 320) and len(set(keys[0])) == 64  # of every rank
+    assert "and 48 more" in path.read_text()
+
+
 @pytest.mark.parametrize(
     "code, words, arguments",
     [
@@ -81,7 +123,12 @@ def test_heads_draw_their_own(tmp_path):
         (2, "--length is 0: it must be at least 1", ["sink(1)", "--length", 0]),
         (2, "--length is 200000: that is 3125 x 3125 tiles, and a picture has at most 2048", ["sink(1)", "--length", 200000]),
         (3, "it cannot be written", ["sink(1)", "-o", "{folder}/missing/picture.svg"]),
-        (2, "pattern is required", []),
+        (2, "pattern is missing: an expression, or --ranks for a plan", []),
+        (2, "pattern is given beside --ranks", ["sink(1)", "--ranks", 2]),
+        (2, "--documents is given without --ranks", ["sink(1)", "--documents", 4096]),
+        (2, "--window is given without --ranks", ["sink(1)", "--window", 8, 0]),
+        (2, "ranks is -1: it must be from 1 to 4096", ["--ranks", -1]),
+        (2, "cu_seqlens goes from 0 to 10: it must go from 0 to rows, 4096", ["--ranks", 2, "--documents", 10]),
     ],
 )  # fmt: skip
 def test_what_cannot_be_drawn_is_named(tmp_path, code, words, arguments):

@@ -222,9 +222,23 @@ def test_explain_a_step_of_native_sparse_attention():
     assert "--capacity is 0: it must be at least 1" in run("explain", "step", "--capacity", 0, code=2)
 
 
+def test_explain_branches_joined_by_gates():
+    flags = ["gate", "--heads", 6, "--length", 300]
+    for of_pass in ("forward", "backward"):
+        here = run_json("explain", *flags, "--pass", of_pass)
+        assert [c["name"] for c in here["candidates"] if c["chosen"]] == []  # torch's operations join them there
+        there = run_json("explain", *flags, "--pass", of_pass, "--gpu", "a100")
+        assert there["assumed"] and there["problem"]["dtype"] == "bfloat16" and there["pass"] == of_pass
+        if run_json("info")["gpu"]["kernels"]:
+            assert [c["name"] for c in there["candidates"] if c["chosen"]] == ["cuda"]
+    forced = run_json("explain", *flags, "--force", "reference")["candidates"]
+    assert [c["name"] for c in forced if c["chosen"]] == ["reference"]
+    assert "there are 4 branches: there must be 1 to 3" in run("explain", "gate", "--branches", 4, code=2)
+
+
 def test_explain_names_every_operation():
     usage = run("explain", "--help")
-    names = "sparse adaptive pool select step merge linear rotary append append-int4 attention-int4 quantize dequantize unpack"
+    names = "sparse adaptive pool select gate step merge linear rotary append append-int4 attention-int4 quantize dequantize unpack"
     for verb in names.split():
         assert f"\n  {verb} " in usage
 
@@ -274,7 +288,9 @@ def test_explain_a_plan_of_several_ranks():
     assert text.startswith(
         f"4 ranks, zigzag, B1 H32/8 S8192 D128 top_left, bfloat16: balance 1.000, plan {plan['digest']}"
     )
-    assert "1 GB/s between ranks" in text
+    assert "1 GB/s between ranks, 50.000 us an exchange" in text
+    by_hosts = run("explain", *flags, "--causal", "top_left", "--ranks-per-host", 2, "--network", 2e9)
+    assert "350 GB/s between ranks, 2 GB/s between hosts of 2, 50.000 us an exchange" in by_hosts
     assert f"2d, ulysses of 2 and {both['across']} " in text
     eight = run_json("explain", *flags[:1], 8, *flags[2:], "--ulysses", 4)["plan"]
     assert eight["schemes"][4]["ulysses"] == 4
@@ -290,6 +306,7 @@ def test_explain_refuses_what_plans_do_not_know():
     assert "--keys is given beside --ranks" in run("explain", "--ranks", 2, "--keys", 7, code=2)
     assert "--documents is given without --ranks" in run("explain", "--documents", 1024, code=2)
     assert "--ulysses is given without --ranks" in run("explain", "--ulysses", 2, code=2)
+    assert "--ranks-per-host is given without --ranks" in run("explain", "--ranks-per-host", 8, code=2)
     assert "[distributed.plan] ulysses is 3: it must divide the ranks, 4, or be 0" in run(
         "explain", "--ranks", 4, "--ulysses", 3, code=2
     )

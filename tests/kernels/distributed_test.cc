@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <functional>
+#include <iterator>
 #include <mutex>
 #include <numeric>
 #include <string>
@@ -273,6 +275,7 @@ class DistributedAttention : public ::testing::TestWithParam<DistributedCase> {}
 
 TEST_P(DistributedAttention, IsOneProcess) {
   const Whole whole(GetParam());
+  const bool every = std::getenv("HEDDLE_EVERY_SCHEME") != nullptr;  // scripts/test_ranks.sh
   int turn = static_cast<int>(std::hash<std::string>{}(GetParam().name) % 97);
   for (const Order order : {Order::contiguous, Order::zigzag, Order::striped, Order::per_document, Order::balanced}) {
     if (order == Order::per_document && !GetParam().mask.areas.empty()) continue;
@@ -280,7 +283,8 @@ TEST_P(DistributedAttention, IsOneProcess) {
       // Gathered and passed on in all, but of eight ranks; the others in turn.
       constexpr Scheme kInTurn[] = {Scheme::needed, Scheme::ulysses, Scheme::two_dimensional};
       std::vector<Scheme> schemes = {kInTurn[++turn % 3]};
-      if (ranks <= 4) schemes.insert(schemes.begin(), {Scheme::gather, Scheme::ring});
+      if (every) schemes.assign(std::begin(kInTurn), std::end(kInTurn));
+      if (every || ranks <= 4) schemes.insert(schemes.begin(), {Scheme::gather, Scheme::ring});
       Problem problem = problem_of(GetParam(), ranks, order);
       if (ranks == 8) problem.ulysses = turn % 2 == 0 ? 2 : 4;
       const Plan plan(problem);

@@ -59,6 +59,10 @@ def test_costs_choose_the_scheme():
     assert (near.ulysses, eight.ulysses, hd.plan(16384, 8, ulysses=2, **options).ulysses) == (2, 4, 2)
     assert eight.across in ("gather", "ring")
     assert hd.plan(64000, 8, cu_seqlens=range(0, 64001, 1600), **options).scheme == "needed"
+    hosts = hd.plan(131072, 16, costs=hd.Costs(ranks_per_host=8), **options)
+    one_host = hd.plan(131072, 16, **options)
+    assert hosts.cost("gather").forward_seconds > 1.1 * one_host.cost("gather").forward_seconds
+    assert hosts.scheme in ("ring", "2d") and hosts.cost("gather").forward_seconds > hosts.cost("2d").forward_seconds
     assert str(near).startswith("Plan(16384 rows, 2 ranks, zigzag, balance 1.000, digest ")
 
 

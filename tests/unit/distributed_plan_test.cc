@@ -319,85 +319,6 @@ TEST(DistributedPlan, WindowsEndTheRingEarly) {
   EXPECT_EQ(Plan(p).ring_hops(), 0);  // a document a rank
 }
 
-TEST(DistributedPlan, BytesAreThoseOfTheFormulas) {
-  // 2 (P - 1) / P S Hkv D e forward; the same again and f32 gradients backward.
-  const Plan plan({.rows = 32768, .ranks = 2, .heads = 32, .kv_heads = 8, .causal = Causal::top_left});
-  const double keys = 2 * 0.5 * 32768 * 8 * 128 * 2, gradients = 2 * 0.5 * 32768 * 8 * 128 * 4;
-  for (const Scheme scheme : {Scheme::gather, Scheme::ring}) {
-    const SchemeCost cost = plan.cost(scheme);
-    EXPECT_EQ(cost.forward_bytes, keys) << name_of(scheme);
-    EXPECT_EQ(cost.backward_bytes, keys + gradients) << name_of(scheme);
-  }
-  // Half of 2 (32768^2 / 2) pairs of 32 heads, 4 D operations a pair, at 680 TFLOP/s: 6.5 ms, of which the wire is 3 %.
-  EXPECT_NEAR(plan.cost(Scheme::gather).forward_seconds, 6.5e-3, 0.4e-3);
-  // By NVLink merging costs more than sending at once; by a network it is the other way round.
-  EXPECT_LT(plan.cost(Scheme::gather).forward_seconds, plan.cost(Scheme::ring).forward_seconds);
-  Problem far = plan.problem();
-  far.costs.link_bandwidth = 10e9;
-  EXPECT_GT(Plan(far).cost(Scheme::gather).forward_seconds, Plan(far).cost(Scheme::ring).forward_seconds);
-  EXPECT_EQ(Plan(far).chosen(), Scheme::ring);
-  const Plan four({.rows = 4096,
-                   .ranks = 4,
-                   .heads = 4,
-                   .kv_heads = 2,
-                   .head_size = 64,
-                   .head_size_v = 32,
-                   .dtype = DType::f32,
-                   .causal = Causal::top_left});
-  EXPECT_EQ(four.cost(Scheme::ring).forward_bytes, 3 * 1024 * 2 * 96 * 4);
-  EXPECT_EQ(four.cost(Scheme::gather).backward_bytes, 2 * 3 * 1024 * 2 * 96 * 4);
-  const Plan one({.rows = 4096, .ranks = 1, .causal = Causal::top_left});
-  EXPECT_EQ(one.cost(Scheme::ring).forward_bytes + one.cost(Scheme::gather).backward_bytes, 0);
-}
-
-TEST(DistributedPlan, BytesOfNeededKeysAndOfHeads) {
-  // A window of 500 in contiguous parts of 1000: each rank but the last sends 500 rows to the next.
-  Problem p{.rows = 8000,
-            .ranks = 8,
-            .batch = 2,
-            .heads = 8,
-            .kv_heads = 2,
-            .head_size = 64,
-            .head_size_v = 32,
-            .causal = Causal::top_left,
-            .window_left = 500,
-            .order = Order::contiguous};
-  const Plan window(p);
-  EXPECT_EQ(window.bytes(Scheme::needed, 0).forward, 2 * 500 * 2 * 96 * 2);
-  EXPECT_EQ(window.bytes(Scheme::needed, 0).backward, 2 * 500 * 2 * 96 * 2);
-  EXPECT_EQ(window.bytes(Scheme::needed, 3).backward, 2 * 500 * 2 * 96 * (2 + 4));
-  EXPECT_EQ(window.bytes(Scheme::needed, 7).forward, 0);
-  // (P - 1) / P^2 S of q, k, v and o, 2 kv heads to four ranks each, and 4 bytes of lse a head.
-  const SchemeCost ulysses = window.cost(Scheme::ulysses);
-  EXPECT_EQ(ulysses.forward_bytes, 2.0 * 7 * 1000 * (64 * 2 + 96 * 2 + 32 * 2 + 4));
-  EXPECT_EQ(ulysses.backward_bytes, 2.0 * 7 * 1000 * ((64 + 96 + 2 * 32) * 2 + 2 * 4 + 64 * 2 + 96 * 4));
-  // In pairs: q, k, v and o inside, k and v of one head between four groups of 2000 rows.
-  EXPECT_EQ(window.ulysses(Scheme::two_dimensional), 2);
-  p.window_left = -1;
-  p.order = Order::zigzag;
-  const Plan causal(p);
-  EXPECT_EQ(causal.across(), Scheme::gather);
-  EXPECT_EQ(causal.cost(Scheme::two_dimensional).forward_bytes,
-            2.0 * 1000 * (4 * 64 * 2 + 96 * 2 + 4 * (32 * 2 + 4)) + 2.0 * 3 * 2000 * 96 * 2);
-  const Plan one({.rows = 4096, .ranks = 1, .causal = Causal::top_left});
-  for (const Scheme scheme : {Scheme::needed, Scheme::ulysses, Scheme::two_dimensional}) {
-    EXPECT_EQ(one.cost(scheme).forward_bytes + one.cost(scheme).backward_bytes, 0);
-    EXPECT_EQ(one.cost(scheme).forward_seconds, one.cost(Scheme::gather).forward_seconds);
-  }
-}
-
-TEST(DistributedPlan, NeededKeysAreChosenForShortDocuments) {
-  Problem p{.rows = 64000, .ranks = 8, .heads = 32, .kv_heads = 8, .cu_seqlens = {0}, .causal = Causal::top_left};
-  while (p.cu_seqlens.back() < p.rows) p.cu_seqlens.push_back(p.cu_seqlens.back() + 1600);
-  const Plan plan(p);
-  EXPECT_EQ(plan.chosen(), Scheme::needed);
-  EXPECT_LT(plan.cost(Scheme::needed).forward_bytes, 0.1 * plan.cost(Scheme::gather).forward_bytes);
-  // And heads are exchanged where rows cannot be dealt out evenly: a long document and a short one.
-  p.cu_seqlens = {0, 50000, 64000};
-  p.order = Order::contiguous;
-  EXPECT_EQ(Plan(p).chosen(), Scheme::ulysses);
-}
-
 TEST(DistributedPlan, HeadsAreEvenAndCutWhereTheyMustBe) {
   const auto shares = [](int64_t heads, int64_t kv_heads, int ranks) { return head_shares(heads, kv_heads, ranks); };
   using Shares = std::vector<HeadShare>;
@@ -493,6 +414,10 @@ TEST(DistributedPlan, RefusesInSentences) {
             at + "order is per_document and areas are given: it is for documents");
   EXPECT_EQ(refusal({.rows = 4, .ranks = 6, .ulysses = 4}), at + "ulysses is 4: it must divide the ranks, 6, or be 0");
   EXPECT_EQ(refusal({.rows = 4, .costs = {.link_bandwidth = 0}}), at + "link_bandwidth is 0: it must be above 0");
+  EXPECT_EQ(refusal({.rows = 4, .costs = {.network_bandwidth = -1}}),
+            at + "network_bandwidth is -1: it must be above 0");
+  EXPECT_EQ(refusal({.rows = 4, .costs = {.ranks_per_host = -2}}),
+            at + "ranks_per_host is -2: it must not be negative");
 }
 
 }  // namespace

@@ -22,10 +22,11 @@ SchemeName = Literal["auto", "gather", "ring", "needed", "ulysses", "2d"]
 
 
 class Costs(NamedTuple):
-    """What times are predicted from; the defaults are those of one H200 of two that NVLink joins.
+    """What times are predicted from; the defaults are those of one H200 of two that NVLink joins, and of a network of 400 Gb/s a GPU.
 
     FLOP/s of one rank forward and backward, bytes/s of merging partial results, bytes/s that a rank sends while it receives as many,
-    seconds of an exchange.
+    seconds of an exchange. ranks_per_host: so many ranks, one after the other, are on one host (the last may have fewer; 0: all are),
+    and what goes to other hosts takes network_bandwidth, bytes/s of each rank, in place of link_bandwidth.
     """
 
     forward_flops: float = 680e12
@@ -33,6 +34,8 @@ class Costs(NamedTuple):
     memory_bandwidth: float = 4e12
     link_bandwidth: float = 350e9
     link_latency: float = 50e-6
+    ranks_per_host: int = 0
+    network_bandwidth: float = 50e9
 
 
 @dataclass(frozen=True)
@@ -217,9 +220,13 @@ def plan(
         areas=given,
         order=order,
         ulysses=0 if ulysses is None else _integer("ulysses", ulysses),
-        costs=tuple(costs or Costs()),
+        costs=_checked_costs(costs or Costs()),
     )
     return Plan(native, rows, ranks, order, None if given else causal_code(causal) != 0)
+
+
+def _checked_costs(costs: Costs) -> Costs:
+    return costs._replace(ranks_per_host=_integer("ranks_per_host", costs.ranks_per_host))
 
 
 def _integer(name: str, value: Any) -> int:

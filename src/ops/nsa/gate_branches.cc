@@ -132,4 +132,18 @@ void gate_branches_backward(std::span<const GatedBranch> branches, const TensorV
       choose(check, p, wish_of<GateBackwardProblem>(check, force), workers_of(runtime)), p, runtime, 0);
 }
 
+std::vector<Candidate> explain_gate_branches(std::span<const GatedBranch> branches, const TensorView& out,
+                                             const Runtime& runtime, const std::string& force) {
+  const Check check("explain_gate_branches", Data::to_come);
+  return explained(checked_gate_problem(check, branches, out), wish_of<GateProblem>(check, force), workers_of(runtime));
+}
+
+std::vector<Candidate> explain_gate_branches_backward(std::span<const GatedBranch> branches, const TensorView& d_out,
+                                                      std::span<const GatedBranch> gradients, const Runtime& runtime,
+                                                      const std::string& force) {
+  const Check check("explain_gate_branches_backward", Data::to_come);
+  return explained(checked_gate_backward_problem(check, branches, d_out, gradients),
+                   wish_of<GateBackwardProblem>(check, force), workers_of(runtime));
+}
+
 }  // namespace heddle

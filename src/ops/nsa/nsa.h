@@ -5,6 +5,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "core/check.h"
 #include "heddle/nsa.h"
@@ -56,6 +57,11 @@ void gate_branches(std::span<const GatedBranch> branches, const TensorView& out,
 void gate_branches_backward(std::span<const GatedBranch> branches, const TensorView& d_out,
                             std::span<const GatedBranch> gradients, const Runtime& runtime = {},
                             const std::string& force = {});
+std::vector<Candidate> explain_gate_branches(std::span<const GatedBranch> branches, const TensorView& out,
+                                             const Runtime& runtime = {}, const std::string& force = {});
+std::vector<Candidate> explain_gate_branches_backward(std::span<const GatedBranch> branches, const TensorView& d_out,
+                                                      std::span<const GatedBranch> gradients,
+                                                      const Runtime& runtime = {}, const std::string& force = {});
 GateProblem checked_gate_problem(const Check& check, std::span<const GatedBranch> branches, const TensorView& out);
 GateBackwardProblem checked_gate_backward_problem(const Check& check, std::span<const GatedBranch> branches,
                                                   const TensorView& d_out, std::span<const GatedBranch> gradients);

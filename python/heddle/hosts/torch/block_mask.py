@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 
 from ..._options import causal_code, pair
-from ...patterns import pack_masks
+from ..._packed_masks import pack_masks
 
 _NAME = "lists_of_block_mask"
 _BLOCK_SIZES = (128, 64, 32, 16)

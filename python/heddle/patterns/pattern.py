@@ -1,59 +1,20 @@
-"""Patterns of sparse attention: which keys a row attends by where both stand, as expressions, and the lists of key blocks and masks
-that say the same to ``heddle.sparse_attention``. docs/patterns.md has what each means.
-
->>> from heddle.patterns import attention, local, sink, strided
->>> pattern = local(128) | strided(32) | sink(4)
->>> pattern
-local(128) | strided(32) | sink(4)
->>> out = attention(q, k, v, pattern, causal=True)          # q [B, S, H, D]
->>> pattern.kept(4096, causal=True)                         # the shares of tiles and of pairs that are computed
-"""
+"""Patterns as expressions, and the functions that make them."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from . import _heddle
-from ._options import CAUSAL_CODES, flag
-from ._pattern_choice import HeadChoice, per_head
-from ._pattern_lists import NAME, Asked, arguments, bounds_of, int_of, length_of
-from .hosts import is_torch
-from .sparse import sparse_attention
+from .. import _heddle
+from .._options import flag
+from .lists import NAME, Asked, arguments, bounds_of, int_of, length_of
 
 if TYPE_CHECKING:
     import torch
 
-    from ._types import AnyArray, Array
-
-__all__ = [
-    "HeadChoice",
-    "Kept",
-    "Pattern",
-    "a_shape",
-    "attention",
-    "by_head",
-    "columns",
-    "diagonals",
-    "dilated",
-    "global_tokens",
-    "local",
-    "pack_masks",
-    "parse",
-    "per_head",
-    "random",
-    "rows",
-    "sink",
-    "strided",
-    "vertical_slash",
-]
-
-
-def __dir__() -> list[str]:
-    return __all__
+    from .._types import AnyArray
 
 
 class Kept(NamedTuple):
@@ -325,82 +286,3 @@ def by_head(*patterns: Pattern) -> Pattern:
         if not isinstance(pattern, Pattern) or len(pattern.expressions) != 1:
             raise TypeError(f"[{NAME}] by_head has {pattern!r}: it must be a pattern for one head")
     return Pattern(*(pattern.expressions[0] for pattern in patterns))
-
-
-def pack_masks(tiles: Array) -> Array:
-    """masks of ``heddle.sparse_attention``, int32 [M, query_rows, ceil(block_size / 32)], of bool [M, query_rows, block_size].
-
-    Args:
-      tiles: a numpy array or a torch tensor, true where the row meets the key.
-    """
-    x: Any = tiles
-    wide = -(-x.shape[-1] // 32) * 32
-    if is_torch(x):
-        import torch
-
-        bits = torch.nn.functional.pad(x.bool(), (0, wide - x.shape[-1])).unflatten(-1, (-1, 32))
-        places = torch.arange(32, device=x.device)
-        words = (bits.long() << places).sum(-1)
-        return torch.where(words < 2**31, words, words - 2**32).int()  # type: ignore[return-value]
-    x = np.asarray(x, bool)
-    padded = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, wide - x.shape[-1])])
-    return np.packbits(padded, axis=-1, bitorder="little").view("<i4").astype(np.int32)  # type: ignore[return-value]
-
-
-def attention(
-    q: Array,
-    k: Array,
-    v: Array,
-    pattern: Pattern | str,
-    *,
-    causal: bool = False,
-    cu_seqlens_q: AnyArray | Sequence[int] | None = None,
-    cu_seqlens_k: AnyArray | Sequence[int] | None = None,
-    block_size: int = 64,
-    query_rows: int = 64,
-    **options: Any,
-) -> Any:
-    """Attention under a pattern: ``heddle.sparse_attention`` with the pattern's lists, which are made once for each length and kept.
-
-    Args:
-      q, k, v: as for ``sparse_attention``: [B, Sq, H, D], [B, Sk, Hkv, D], [B, Sk, Hkv, Dv], or packed. Rows are the last positions.
-      pattern: a Pattern, or its expression.
-      causal: a row attends no key behind its own position.
-      cu_seqlens_q, cu_seqlens_k: of packed sequences: int32 [sequences + 1], or ints. On a GPU they are waited for, ints are not.
-      block_size, query_rows: of the lists; see ``Pattern.lists``.
-      options: those of ``sparse_attention`` beside lists, and return_lse.
-
-    Returns:
-      as ``sparse_attention``.
-
-    Raises:
-      ValueError: as ``Pattern.lists`` and ``sparse_attention``.
-      TypeError: a causal that is no bool, a pattern that is none.
-    """
-    if isinstance(pattern, str):
-        pattern = parse(pattern)
-    if not isinstance(pattern, Pattern):
-        raise TypeError(f"[{NAME}] pattern is a {type(pattern).__name__}: it must be a Pattern, or a str")
-    if isinstance(causal, str) and causal in CAUSAL_CODES:
-        raise TypeError(f"[{NAME}] causal is {causal!r}: it must be True or False, as rows are the last positions")
-    of_q, of_k = (_shape(x, name) for x, name in ((q, "q"), (k, "k")))
-    make: Callable[..., dict[str, Any]] = functools.partial(
-        pattern.lists,
-        heads=of_q[-2],
-        causal=causal,
-        block_size=block_size,
-        query_rows=query_rows,
-        device=q.device if is_torch(q) else None,  # type: ignore[attr-defined]
-    )
-    if cu_seqlens_q is not None:
-        lists = make(cu_seqlens=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
-    else:
-        lists = make((of_q[1], of_k[1]), batch=max(of_q[0], 1))
-    return sparse_attention(q, k, v, **lists, **options)
-
-
-def _shape(x: Any, name: str) -> tuple[int, ...]:
-    shape = tuple(x.shape) if hasattr(x, "shape") else _heddle.describe(x, "sparse_attention_forward", name)[0]
-    if len(shape) < 3:
-        raise ValueError(f"[{NAME}] {name} is {list(shape)}: it must be [B, S, H, D], or packed [total, H, D]")
-    return shape

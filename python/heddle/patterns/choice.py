@@ -1,4 +1,4 @@
-"""A pattern for each head, by what it costs and how far its sampled rows are off. heddle.patterns is the public name."""
+"""A pattern for each head, by what it costs and how far its sampled rows are off."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._options import CAUSAL_CODES
-from ._pattern_lists import NAME, int_of
-from .audit import errors_of, exact_rows, sequences_of
-from .hosts import is_torch
+from .._options import CAUSAL_CODES
+from ..audit import errors_of, exact_rows, sequences_of
+from ..hosts import is_torch
+from .calls import attention
+from .lists import NAME, int_of
+from .pattern import Pattern, by_head, parse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from .patterns import Pattern
 
 ALL_KEYS = "strided(1)"
 
@@ -71,13 +71,11 @@ def per_head(
       ValueError: no candidate, a pattern of several heads, numbers out of range, packed operands.
       TypeError: what is no pattern, no number.
     """
-    from . import patterns  # which has this function's public name
-
-    if isinstance(candidates, (str, patterns.Pattern)) or not len(candidates):
+    if isinstance(candidates, (str, Pattern)) or not len(candidates):
         raise ValueError(f"[{NAME}] candidates is {candidates!r}: it must be patterns, at least one")
-    found = [patterns.parse(x) if isinstance(x, str) else x for x in candidates]
+    found = [parse(x) if isinstance(x, str) else x for x in candidates]
     for pattern in found:
-        if not isinstance(pattern, patterns.Pattern):
+        if not isinstance(pattern, Pattern):
             raise TypeError(f"[{NAME}] a candidate is a {type(pattern).__name__}: it must be a Pattern, or a str")
         if len(pattern.expressions) != 1:
             raise ValueError(f"[{NAME}] a candidate is {pattern!r}: it must be a pattern for one head")
@@ -106,14 +104,14 @@ def per_head(
         if all(chosen):
             break
         with _without_gradients(q):
-            out = patterns.attention(q, k, v, expression, **sizes)
+            out = attention(q, k, v, expression, **sizes)
         of_rows = np.stack([errors_of(row, out[b, i], unit) for b, i, row, unit in exact])
         of_heads = np.quantile(of_rows, quantile, axis=0)
         errors[expression] = tuple(map(float, of_heads))
         chosen = [x or (expression if off <= error else None) for x, off in zip(chosen, of_heads)]
     names = tuple(x or ALL_KEYS for x in chosen)
     tiles = {x: cost[x] for x in errors} | ({ALL_KEYS: 1.0} if ALL_KEYS in names else {})
-    return HeadChoice(patterns.by_head(*map(patterns.parse, names)), names, errors, tiles)
+    return HeadChoice(by_head(*map(parse, names)), names, errors, tiles)
 
 
 def _without_gradients(q: Any) -> contextlib.AbstractContextManager[Any]:

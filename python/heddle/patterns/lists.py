@@ -1,4 +1,4 @@
-"""Lists of patterns, made by the native module and kept, as numpy arrays and torch tensors. heddle.patterns is the public name."""
+"""Lists of patterns, made by the native module and kept, as numpy arrays and torch tensors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import _heddle
+from .. import _heddle
 
 NAME = "patterns"
 
