@@ -8,6 +8,7 @@ an example. Imports torch.
 from __future__ import annotations
 
 from ..hosts import torch as _needs_torch  # noqa: F401
+from . import operators as _operators  # noqa: F401
 from .attention import attention
 from .decode import decode
 from .plan import Costs, Plan, Run, SchemeCost, plan
