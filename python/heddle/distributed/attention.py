@@ -204,21 +204,21 @@ def _refuse_others(others: dict[str, Any]) -> None:
             raise ValueError(f"[{_NAME}] {name} is given: served are scale, softcap, alibi_slopes, sink and return_lse")
 
 
-def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, operation: str = _NAME) -> bool:
     """Whether rows are packed."""
     packed = q.dim() == 3
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.device.type != "cpu":
             raise ValueError(
-                f"[{_NAME}] {name} is on {x.device}: attention over several processes is on the CPU so far"
+                f"[{operation}] {name} is on {x.device}: attention over several processes is on the CPU so far"
             )
         if x.dtype not in _DTYPES or x.dtype != q.dtype:
             raise ValueError(
-                f"[{_NAME}] {name} is {x.dtype}: q, k and v must have one dtype, float32, float16 or bfloat16"
+                f"[{operation}] {name} is {x.dtype}: q, k and v must have one dtype, float32, float16 or bfloat16"
             )
         if x.dim() != (3 if packed else 4):
             raise ValueError(
-                f"[{_NAME}] {name} is {list(x.shape)}: q, k and v must be [B, rows, heads, head size], or all packed "
+                f"[{operation}] {name} is {list(x.shape)}: q, k and v must be [B, rows, heads, head size], or all packed "
                 "[rows, heads, head size]"
             )
     if (
@@ -229,27 +229,29 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
         or q.shape[-2] % k.shape[-2] != 0
     ):
         raise ValueError(
-            f"[{_NAME}] q is {list(q.shape)}, k {list(k.shape)} and v {list(v.shape)}: they must be [B, rows, H, D], "
+            f"[{operation}] q is {list(q.shape)}, k {list(k.shape)} and v {list(v.shape)}: they must be [B, rows, H, D], "
             "[B, rows, Hkv, D] and [B, rows, Hkv, Dv] with H a multiple of Hkv"
         )
     for name, x in (("q", q), ("v", v)):
         if not 1 <= x.shape[-1] <= 256:
-            raise ValueError(f"[{_NAME}] {name} has head size {x.shape[-1]}: it must be from 1 to 256")
+            raise ValueError(f"[{operation}] {name} has head size {x.shape[-1]}: it must be from 1 to 256")
     return packed
 
 
-def _check_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: Plan, rank: int, packed: bool) -> None:
+def _check_rows(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: Plan, rank: int, packed: bool, operation: str = _NAME
+) -> None:
     rows = plan.rows_of(rank)
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.shape[1] != rows:
             shown = list(x.shape[1:] if packed else x.shape)
-            raise ValueError(f"[{_NAME}] {name} is {shown}: rank {rank} of the plan has {rows} rows")
+            raise ValueError(f"[{operation}] {name} is {shown}: rank {rank} of the plan has {rows} rows")
 
 
-def _check_heads(x: torch.Tensor | None, name: str, q: torch.Tensor) -> None:
+def _check_heads(x: torch.Tensor | None, name: str, q: torch.Tensor, operation: str = _NAME) -> None:
     if x is not None and (x.dtype != torch.float32 or tuple(x.shape) != (q.shape[2],) or x.device != q.device):
         raise ValueError(
-            f"[{_NAME}] {name} is {x.dtype} {list(x.shape)} on {x.device}: it must be float32 [H], [{q.shape[2]}], on the CPU"
+            f"[{operation}] {name} is {x.dtype} {list(x.shape)} on {x.device}: it must be float32 [H], [{q.shape[2]}], on the CPU"
         )
 
 

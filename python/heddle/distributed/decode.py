@@ -249,9 +249,8 @@ _SHOWN: dict[str, Callable[[int], object]] = {
 
 
 def _positions(name: str, value: torch.Tensor | int | None, q: torch.Tensor) -> torch.Tensor | None:
-    if torch.compiler.is_compiling() and isinstance(
-        value, int
-    ):  # a number that grows is not to be traced anew each time
+    # A number that grows is not to be traced anew each time, as offsets() would have it.
+    if torch.compiler.is_compiling() and isinstance(value, int):
         return torch.full(q.shape[:1], value, dtype=torch.int32, device=q.device)
     found: torch.Tensor | None = offsets(name, value, q, None)
     return found
