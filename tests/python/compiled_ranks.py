@@ -3,6 +3,8 @@
 usage: compiled_ranks.py RESULTS.json
 """
 
+import contextlib
+import importlib.util
 import os
 import sys
 
@@ -15,6 +17,7 @@ import torch._inductor.compile_fx  # before processes are forked, none of which 
 import torch.distributed as dist
 import torch.nn.functional as F
 from distributed_ranks import SECONDS
+from sdpa_ranks import LENGTH, VOCABULARY, _llama, _results
 from torch._dynamo.testing import CompileCounterWithBackend
 
 
@@ -131,6 +134,23 @@ def check_decode(backend, rank, ranks):
     assert counter.frame_count <= 4, counter.frame_count  # 0, 1 and any other
 
 
+def check_model(rank, ranks):
+    """Layers of an unchanged model of transformers, each compiled, as docs/distributed.md has it."""
+    plan = hd.plan(LENGTH, ranks, heads=4, kv_heads=2, head_size=8, causal="top_left")
+    torch.manual_seed(9)
+    ids, targets = (hd.shard(x, plan, rank) for x in torch.randint(VOCABULARY, (2, 1, LENGTH)))
+    around = lambda: hd.sdpa(plan, timeout=SECONDS)
+    given = dict(position_ids=torch.from_numpy(plan.position_ids(rank))[None], attention_mask=torch.ones_like(ids))
+    found = []
+    for compiled in (False, True):
+        model = _llama()
+        for layer in model.model.layers if compiled else ():
+            layer.compile(backend="aot_eager", fullgraph=True)
+        logits, gradients = _results(model, ids, targets, around, **given)
+        found.append([logits, *gradients.values()])
+    same("model", *found)
+
+
 def check_words(rank, ranks):
     """What is refused, and what ranks do not agree on, is said as without."""
     plan = hd.plan(6, ranks, heads=2, head_size=8, order="contiguous")
@@ -154,9 +174,13 @@ def worlds():
     for backend in ("eager", "aot_eager"):
         for check in (check_attention, check_sdpa, check_decode):
             checks[f"{check.__name__[6:]}_{backend}"] = (check, (backend,))
+    if importlib.util.find_spec("transformers"):
+        checks["model"] = (check_model, ())
     return {"2": (2, checks)}
 
 
 if __name__ == "__main__":
+    with contextlib.suppress(ImportError):  # before processes are forked, as above
+        from transformers import LlamaForCausalLM  # noqa: F401
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     distributed_ranks.main(sys.argv[1], worlds())

@@ -232,4 +232,6 @@ def worlds():
 
 
 if __name__ == "__main__":
+    import torch._dynamo  # before processes are forked, none of which then waits for it
+
     distributed_ranks.main(sys.argv[1], worlds())
