@@ -216,7 +216,8 @@ class Communicator {
   virtual std::unique_ptr<Transfer> exchange(std::span<const std::byte> out, int to, std::span<std::byte> in, int from,
                                              const std::string& what) = 0;
 
-  // Every rank's part to every rank; parts may differ in length: parts[r] is as long as rank r's `part`.
+  // Every rank's part to every rank; parts may differ in length: parts[r] is as long as rank r's `part`, and
+  // parts[rank()] may be `part` itself.
   void all_gather(std::span<const std::byte> part, std::span<const std::span<std::byte>> parts,
                   const std::string& what);
   // out[r] to rank r, in[r] from it, as many bytes as it sends here; what is empty is not sent. out[rank()] is copied.
@@ -275,6 +276,54 @@ class RankAttention {
   void backward(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& o,
                 const TensorView& lse, const TensorView& d_o, const TensorView& d_lse, const Gradients& gradients,
                 const Options& options = {}, const Runtime& runtime = {});
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+struct DecodeOptions {
+  // Of this rank's part of the cache, as AttentionOptions has them. seqused_k, int32 [B]: how many keys of each
+  // sequence this rank holds, from 0 on; not given, beside caches that are not in pages alone: all slots are keys.
+  TensorView seqused_k = {}, page_table = {}, cache_batch_idx = {}, k_scale = {}, v_scale = {};
+  // int32 [B]: the position in the whole sequence of q's first row, and of this rank's first key. Both are needed with
+  // causal, a window or alibi_slopes, and without them say nothing.
+  TensorView q_offset = {}, key_offset = {};
+  std::int64_t key_step = 1;     // key j stands at key_offset[b] + key_step * j: P where keys go to P ranks in turn
+  Causal causal = Causal::none;  // none or top_left: keys at the row's own position and before
+  std::int64_t window_left = -1, window_right = -1;
+  std::optional<float> scale = {};  // default 1 / sqrt(D)
+  float softcap = 0.0f;
+  TensorView alibi_slopes = {};  // f32 [H] or [B, H]; not with a key_step above 1
+  TensorView sink = {};          // f32 [H], the same on all ranks: in each row's denominator once
+  std::string force = {};        // a candidate of attention
+};
+
+// Attention of a few rows to a cache that is spread over ranks, each of which holds some keys of every sequence, or
+// none. It owns the memory for partial results, allocated by the first call that needs it and kept. On the CPU. Dao,
+// Haziza, Massa and Sizov, "Flash-Decoding for long-context inference", 2023.
+class RankDecode {
+ public:
+  // The communicator outlives this.
+  explicit RankDecode(Communicator& communicator);
+  ~RankDecode();
+  RankDecode(const RankDecode&) = delete;
+  RankDecode& operator=(const RankDecode&) = delete;
+
+  // q [B, Sq, H, D], f32, f16 or bf16, the same on all ranks; this rank's keys and values, [Bc, Smax, Hkv, D] and [Bc,
+  // Smax, Hkv, Dv], or pages [pages, page_size, Hkv, D or Dv], of q's dtype or f8e4m3 beside 16-bit q. Smax and the
+  // number of pages differ from rank to rank, and may be 0. Writes o [B, Sq, H, Dv], f32 or of q's dtype, rounded once,
+  // and, if given, lse, f32 [B, H, Sq]. New keys are written before, by the rank that is to hold them
+  // (append_kv_cache). A row attends all keys that are in the caches unless causality or a window says which.
+  //
+  // Every rank computes with its own keys, gets the others' (o, lse) in f32, B Sq H (Dv + 1) numbers of each, in one
+  // exchange, and merges them in the order of ranks (heddle/partial.h): all have the same bits, and a call that is
+  // repeated has them again. A row without any key gives o = 0 and lse = -inf (with a sink, lse = sink).
+  //
+  // The first call with such shapes and options compares them over all ranks: where they differ every rank throws
+  // Error. Throws Error on a bad argument before anything is sent, RuntimeError where a rank is lost.
+  void forward(const TensorView& q, const TensorView& k_cache, const TensorView& v_cache, const TensorView& o,
+               const TensorView& lse, const DecodeOptions& options = {}, const Runtime& runtime = {});
 
  private:
   struct State;

@@ -7,6 +7,7 @@
 #include "heddle/candidate.h"
 #include "heddle/checkpoint.h"
 #include "heddle/distributed.h"
+#include "heddle/distributed_block.h"
 #include "heddle/error.h"
 #include "heddle/explain.h"
 #include "heddle/int4_cache.h"

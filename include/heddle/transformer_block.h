@@ -15,6 +15,10 @@
 #include "heddle/tensor.h"
 #include "heddle/transformer.h"
 
+namespace heddle::distributed {
+class TensorParallelBlock;
+}  // namespace heddle::distributed
+
 namespace heddle {
 
 struct TransformerBlockOptions {
@@ -81,6 +85,7 @@ class TransformerBlock {
                std::int64_t longest = 0) const;
 
  private:
+  friend class distributed::TensorParallelBlock;
   struct Weights;
   class CpuCall;
   class GpuCall;

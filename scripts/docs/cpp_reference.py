@@ -18,6 +18,7 @@ GROUPS = {
         "nsa",
         "partial",
         "distributed",
+        "distributed_block",
         "distributed_mpi",
     ],
     "Low-bit weights and models": [

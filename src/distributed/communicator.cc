@@ -32,7 +32,8 @@ void Communicator::all_gather(std::span<const std::byte> part, std::span<const s
     const int to = (self + distance) % ranks, from = (self - distance + ranks) % ranks;
     transfers.push_back(exchange(part, to, parts[static_cast<std::size_t>(from)], from, what));
   }
-  if (!part.empty()) std::memcpy(parts[static_cast<std::size_t>(self)].data(), part.data(), part.size());
+  std::byte* own = parts[static_cast<std::size_t>(self)].data();
+  if (!part.empty() && own != part.data()) std::memcpy(own, part.data(), part.size());
   for (const auto& transfer : transfers) transfer->wait();
 }
 

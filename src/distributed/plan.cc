@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/digest.h"
 #include "core/names.h"
 #include "distributed/orders.h"
 #include "distributed/pieces.h"
@@ -107,25 +108,6 @@ std::vector<Area> areas_of(const Problem& p) {
   }
   return out;
 }
-
-// FNV-1a over 64-bit words.
-class Digest {
- public:
-  template <class... Words>
-  void add(Words... words) {
-    (add_word(static_cast<std::uint64_t>(words)), ...);
-  }
-  std::uint64_t value() const { return value_; }
-
- private:
-  void add_word(std::uint64_t word) {
-    for (int n = 0; n < 8; ++n) {
-      value_ = (value_ ^ (word & 0xff)) * 0x100000001b3u;
-      word >>= 8;
-    }
-  }
-  std::uint64_t value_ = 0xcbf29ce484222325u;
-};
 
 // The largest divisor below the ranks that is no more than the kv heads, or the least above 1.
 int default_ulysses(const Problem& p) {

@@ -22,6 +22,21 @@ class TransformerBlock::CpuCall {
   void run(const TensorView& x, const TensorView& cu_seqlens, const TensorView& y, std::size_t attention_bytes,
            std::byte* workspace);
 
+  // Of a rank's share the steps between which ranks exchange (tensor_parallel_block.cc). The first says where all lies,
+  // in so many bytes from `workspace` on.
+  void begin(std::size_t attention_bytes, std::byte* workspace);
+  // The residual stream, [total, hidden], from a row on.
+  std::byte* stream(std::int64_t first) const { return row(plan_.x, first, options_.hidden); }
+  // All rows of x to the stream, from its row `first` on, and from there to all rows of y.
+  void read(const TensorView& x, std::int64_t first) const;
+  void write(const TensorView& y, std::int64_t first) const;
+  // What this rank adds to the sums of out, and of down: f32 [total, hidden], with room for whole_steps(total) rows.
+  void attention_part(const TensorView& cu_seqlens, float* part) const;
+  void feed_forward_part(float* part) const;
+  // Rows of the stream become themselves + sums + bias, and their norm where that is behind. sums: f32 [rows, hidden];
+  // it is overwritten. bias: f32 [hidden], or empty.
+  void settle(float* sums, const WeightMemory& bias, const HeldNorm& norm, std::int64_t first, std::int64_t rows) const;
+
  private:
   // Of each worker:
   struct Arrangement : CpuRowPlaces {
@@ -31,10 +46,15 @@ class TransformerBlock::CpuCall {
     std::size_t linear = 0;     // scratch of a linear layer
   };
   Arrangement arrange(std::size_t attention_bytes) const;
+  void read(const TensorView& x, std::int64_t from, std::int64_t first, std::int64_t rows) const;
+  void write(const TensorView& y, std::int64_t to, std::int64_t first, std::int64_t rows) const;
+  void project(std::int64_t first, std::int64_t rows, int worker) const;
   void attend(const TensorView& cu_seqlens) const;
+  const std::byte* context(std::int64_t first) const { return row(plan_.context, first, context_columns_); }
   const std::byte* feed_forward(const std::byte* x, std::int64_t rows, int worker) const;
   void add(const TransformerLinear& layer, const HeldNorm& norm, const std::byte* input, std::byte* stream,
            std::int64_t rows, int worker) const;
+  void store(const HeldNorm& norm, const float* sums, std::byte* stream, std::int64_t rows) const;
 
   std::size_t row_bytes() const { return element_ * static_cast<std::size_t>(options_.hidden); }
   std::byte* worker_at(int worker) const {
@@ -52,7 +72,7 @@ class TransformerBlock::CpuCall {
   const TransformerBlockOptions& options_;
   const PackedAttention attention_;
   const std::size_t element_;
-  const std::int64_t qkv_columns_, total_;
+  const std::int64_t qkv_columns_, context_columns_, total_;
   Executor& executor_;
   std::byte* workspace_ = nullptr;
   Arrangement plan_;

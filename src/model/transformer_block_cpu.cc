@@ -16,6 +16,7 @@ TransformerBlock::CpuCall::CpuCall(const Weights& weights, std::int64_t total, c
       attention_(weights.attention()),
       element_(size_of(options_.dtype)),
       qkv_columns_(attention_.columns()),
+      context_columns_(attention_.heads * attention_.head),
       total_(total),
       executor_(executor_of(runtime)) {}
 
@@ -42,27 +43,74 @@ TransformerBlock::CpuCall::Arrangement TransformerBlock::CpuCall::arrange(std::s
   return plan;
 }
 
-void TransformerBlock::CpuCall::run(const TensorView& x, const TensorView& cu_seqlens, const TensorView& y,
-                                    std::size_t attention_bytes, std::byte* workspace) {
+void TransformerBlock::CpuCall::begin(std::size_t attention_bytes, std::byte* workspace) {
   plan_ = arrange(attention_bytes);
   workspace_ = workspace;
+}
+
+void TransformerBlock::CpuCall::run(const TensorView& x, const TensorView& cu_seqlens, const TensorView& y,
+                                    std::size_t attention_bytes, std::byte* workspace) {
+  begin(attention_bytes, workspace);
   over_rows(executor_, total_, [&](std::int64_t first, std::int64_t rows, int worker) {
-    std::byte* stream = row(plan_.x, first, options_.hidden);
-    for (std::int64_t i = 0; i < rows; ++i) {
-      std::memcpy(stream + row_bytes() * static_cast<std::size_t>(i), outside(x, first + i), row_bytes());
-    }
-    weights_.qkv.run(stream, nullptr, row(plan_.qkv, first, qkv_columns_), qkv_columns_, rows,
-                     worker_at(worker) + plan_.linear);
+    read(x, first, first, rows);
+    project(first, rows, worker);
   });
   attend(cu_seqlens);
   over_rows(executor_, total_, [&](std::int64_t first, std::int64_t rows, int worker) {
-    std::byte* stream = row(plan_.x, first, options_.hidden);
-    add(weights_.out, weights_.norm1, row(plan_.context, first, options_.hidden), stream, rows, worker);
-    add(weights_.down, weights_.norm2, feed_forward(stream, rows, worker), stream, rows, worker);
-    for (std::int64_t i = 0; i < rows; ++i) {
-      std::memcpy(outside(y, first + i), stream + row_bytes() * static_cast<std::size_t>(i), row_bytes());
-    }
+    std::byte* own = stream(first);
+    add(weights_.out, weights_.norm1, context(first), own, rows, worker);
+    add(weights_.down, weights_.norm2, feed_forward(own, rows, worker), own, rows, worker);
+    write(y, first, first, rows);
   });
+}
+
+void TransformerBlock::CpuCall::read(const TensorView& x, std::int64_t first) const { read(x, 0, first, x.shape[0]); }
+
+void TransformerBlock::CpuCall::write(const TensorView& y, std::int64_t first) const { write(y, 0, first, y.shape[0]); }
+
+void TransformerBlock::CpuCall::attention_part(const TensorView& cu_seqlens, float* part) const {
+  over_rows(executor_, total_,
+            [&](std::int64_t first, std::int64_t rows, int worker) { project(first, rows, worker); });
+  attend(cu_seqlens);
+  over_rows(executor_, total_, [&](std::int64_t first, std::int64_t rows, int worker) {
+    weights_.out.run(context(first), nullptr, reinterpret_cast<std::byte*>(part + first * options_.hidden),
+                     options_.hidden, rows, worker_at(worker) + plan_.linear);
+  });
+}
+
+void TransformerBlock::CpuCall::feed_forward_part(float* part) const {
+  over_rows(executor_, total_, [&](std::int64_t first, std::int64_t rows, int worker) {
+    weights_.down.run(feed_forward(stream(first), rows, worker), nullptr,
+                      reinterpret_cast<std::byte*>(part + first * options_.hidden), options_.hidden, rows,
+                      worker_at(worker) + plan_.linear);
+  });
+}
+
+void TransformerBlock::CpuCall::settle(float* sums, const WeightMemory& bias, const HeldNorm& norm, std::int64_t first,
+                                       std::int64_t rows) const {
+  over_rows(executor_, rows, [&](std::int64_t begin, std::int64_t count, int) {
+    float* own = sums + begin * options_.hidden;
+    for (std::int64_t i = 0; i < count && bias.size() > 0; ++i) {
+      accumulate(bias.data(), options_.hidden, DType::f32, own + i * options_.hidden);
+    }
+    accumulate(stream(first + begin), count * options_.hidden, options_.dtype, own);
+    store(norm, own, stream(first + begin), count);
+  });
+}
+
+void TransformerBlock::CpuCall::read(const TensorView& x, std::int64_t from, std::int64_t first,
+                                     std::int64_t rows) const {
+  for (std::int64_t i = 0; i < rows; ++i) std::memcpy(stream(first + i), outside(x, from + i), row_bytes());
+}
+
+void TransformerBlock::CpuCall::write(const TensorView& y, std::int64_t to, std::int64_t first,
+                                      std::int64_t rows) const {
+  for (std::int64_t i = 0; i < rows; ++i) std::memcpy(outside(y, to + i), stream(first + i), row_bytes());
+}
+
+void TransformerBlock::CpuCall::project(std::int64_t first, std::int64_t rows, int worker) const {
+  weights_.qkv.run(stream(first), nullptr, row(plan_.qkv, first, qkv_columns_), qkv_columns_, rows,
+                   worker_at(worker) + plan_.linear);
 }
 
 void TransformerBlock::CpuCall::attend(const TensorView& cu_seqlens) const {
@@ -98,6 +146,13 @@ void TransformerBlock::CpuCall::add(const TransformerLinear& layer, const HeldNo
   const std::int64_t hidden = options_.hidden;
   layer.run(input, stream, scratch + plan_.sums, hidden, rows, scratch + plan_.linear);
   if (!layer.fused()) accumulate(stream, rows * hidden, options_.dtype, sums);
+  store(norm, sums, stream, rows);
+}
+
+// Sums are rows of the stream, or their norm is.
+void TransformerBlock::CpuCall::store(const HeldNorm& norm, const float* sums, std::byte* stream,
+                                      std::int64_t rows) const {
+  const std::int64_t hidden = options_.hidden;
   for (std::int64_t i = 0; i < rows; ++i) {
     const float* from = sums + i * hidden;
     std::byte* to = stream + row_bytes() * static_cast<std::size_t>(i);

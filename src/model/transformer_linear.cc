@@ -179,7 +179,7 @@ void TransformerLinear::run_low_bit(const std::byte* x, const std::byte* residua
   const std::int64_t count = dtype == DType::bf16 ? whole_steps(rows) : rows;
   const bool widened = shape_.role == LinearRole::sum && dtype != DType::f32;
   LinearOptions options = packed_options();
-  if (shape_.role == LinearRole::sum) options.residual = TensorView(residual, dtype, {count, shape_.out});
+  if (residual != nullptr) options.residual = TensorView(residual, dtype, {count, shape_.out});
   linear_forward(TensorView(x, dtype, {count, shape_.in}), packed_,
                  TensorView(widened ? scratch : y, dtype, {count, outputs()}, {y_stride, 1}), options,
                  inline_runtime({scratch + library_at_, library_bytes_}));

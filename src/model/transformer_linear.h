@@ -23,7 +23,7 @@ namespace heddle {
 enum class LinearRole : std::uint8_t {
   project,   // x W^T + b, of the model's dtype
   activate,  // activation(x W^T + b) of the model's dtype, from low-bit weights; else x W^T + b in f32
-  sum,       // x W^T + b + residual in f32, from low-bit weights; else without the residual
+  sum,       // x W^T + b + residual in f32, from low-bit weights, unless there is none; else without the residual
   // On a GPU the last two are what low-bit weights give, of the model's dtype.
 };
 
@@ -54,9 +54,9 @@ class TransformerLinear {
   const PackingError& packing_error() const { return packing_error_; }
   // On the CPU.
   std::size_t scratch_bytes() const { return library_at_ + library_bytes_; }
-  // Rows of y are y_stride elements apart where the role is project, else contiguous. residual: of role sum. 1 <= rows
-  // <= kLinearRows; x, y and residual have room for rows up to a multiple of kLinearRowStep, with anything in them. A
-  // row's result does not depend on the others.
+  // Rows of y are y_stride elements apart where the role is project, else contiguous. residual: of role sum, or null. 1
+  // <= rows <= kLinearRows; x, y and residual have room for rows up to a multiple of kLinearRowStep, with anything in
+  // them. A row's result does not depend on the others.
   void run(const std::byte* x, const std::byte* residual, std::byte* y, std::int64_t y_stride, std::int64_t rows,
            std::byte* scratch) const;
 

@@ -16,6 +16,7 @@
 
 #include "heddle/distributed.h"
 #include "kit/case_data.h"
+#include "kit/counted.h"
 #include "kit/on_ranks.h"
 #include "kit/yardstick.h"
 #include "ops/attention/arguments.h"
@@ -309,24 +310,6 @@ TEST_P(DistributedAttention, IsOneProcess) {
 INSTANTIATE_TEST_SUITE_P(Cases, DistributedAttention, ::testing::ValuesIn(cases()),
                          [](const auto& info) { return info.param.name; });
 
-// What a rank sends, but for what is compared.
-class Counted : public Communicator {
- public:
-  explicit Counted(Communicator& all) : all_(all) {}
-  int rank() const override { return all_.rank(); }
-  int size() const override { return all_.size(); }
-  const char* name() const override { return all_.name(); }
-  std::unique_ptr<distributed::Transfer> exchange(std::span<const std::byte> out, int to, std::span<std::byte> in,
-                                                  int from, const std::string& what) override {
-    if (what != "plans compared") sent += static_cast<double>(out.size());
-    return all_.exchange(out, to, in, from, what);
-  }
-  double sent = 0;
-
- private:
-  Communicator& all_;
-};
-
 TEST(DistributedBytes, AreThoseOfThePlan) {
   const Mask masks[] = {{.name = "full"},
                         {.name = "causal", .causal = Causal::top_left},
@@ -358,11 +341,11 @@ TEST(DistributedBytes, AreThoseOfThePlan) {
           const HostTensor lse = HostTensor::output(DType::f32, {2, 6, rows});
           RankAttention attention(plan, counted, scheme);
           attention.forward(q.view(), k.view(), v.view(), o.view(), lse.view());
-          EXPECT_EQ(counted.sent, plan.bytes(scheme, threads.rank()).forward);
-          counted.sent = 0;
+          EXPECT_EQ(static_cast<double>(counted.bytes), plan.bytes(scheme, threads.rank()).forward);
+          counted.bytes = 0;
           attention.backward(q.view(), k.view(), v.view(), o.view(), lse.view(), o.view(), {},
                              {dq.view(), dk.view(), dv.view(), {}});
-          EXPECT_EQ(counted.sent, plan.bytes(scheme, threads.rank()).backward);
+          EXPECT_EQ(static_cast<double>(counted.bytes), plan.bytes(scheme, threads.rank()).backward);
         });
         EXPECT_EQ(thrown, std::vector<std::string>(thrown.size()));
       }

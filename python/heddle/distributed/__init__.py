@@ -8,13 +8,30 @@ an example. Imports torch.
 from __future__ import annotations
 
 from ..hosts import torch as _needs_torch  # noqa: F401
+from . import operators as _operators  # noqa: F401
 from .attention import attention
 from .decode import decode
+from .nsa import parallel_nsa
 from .plan import Costs, Plan, Run, SchemeCost, plan
 from .sdpa import SDPA, sdpa
 from .shards import shard, unshard
+from .sparse import sparse_attention
 
-__all__ = ["SDPA", "Costs", "Plan", "Run", "SchemeCost", "attention", "decode", "plan", "sdpa", "shard", "unshard"]
+__all__ = [
+    "SDPA",
+    "Costs",
+    "Plan",
+    "Run",
+    "SchemeCost",
+    "attention",
+    "decode",
+    "parallel_nsa",
+    "plan",
+    "sdpa",
+    "shard",
+    "sparse_attention",
+    "unshard",
+]
 
 
 def __dir__() -> list[str]:

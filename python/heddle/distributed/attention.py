@@ -15,7 +15,7 @@ from .heads import HeadsForRows
 from .keys import KeysToRows
 from .pieces import RowGradients, layout_of
 from .plan import Plan, SchemeName
-from .ranks import Ranks
+from .ranks import Ranks, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,24 +89,55 @@ def attention(
         raise TypeError(f"[{_NAME}] plan is a {type(plan).__name__}: it must be of heddle.distributed.plan")
     if scheme not in _SCHEMES:
         raise ValueError(f"[{_NAME}] scheme is {scheme!r}: it must be one of {', '.join(_SCHEMES)}")
-    ranks = Ranks(_NAME, plan, group, timeout)
-    packed = _check(q, k, v, plan, ranks.rank)
+    packed = _check(q, k, v)
     if packed:
         q, k, v = (x.unsqueeze(0) for x in (q, k, v))
     _check_heads(alibi_slopes, "alibi_slopes", q)
     _check_heads(sink, "sink", q)
-    chosen = plan.scheme if scheme == "auto" else scheme
-    ulysses = {"ulysses": plan.ranks, "2d": plan.ulysses}.get(chosen, 1)
+    if alibi_slopes is not None and alibi_slopes.requires_grad:
+        raise ValueError(f"[{_NAME}] alibi_slopes requires a gradient: there is none for it")
+    grads = torch.is_grad_enabled()
+    wanted = grads and any(x is not None and x.requires_grad for x in (q, k, v, sink))
+    wants_sink = grads and sink is not None and sink.requires_grad
+    scale = None if scale is None else float(scale)
+    if torch.compiler.is_compiling():
+        asked = (plan.handle, name_of(group), scheme, scale, float(softcap), timeout, wanted, wants_sink)
+        out, lse = torch.ops.heddle.distributed_attention(q, k, v, sink, alibi_slopes, *asked)
+    else:
+        call = begun(
+            q, k, v, sink, alibi_slopes, plan, group, scheme, scale, softcap, timeout, wanted, wants_sink, packed
+        )
+        out, lse = _Attention.apply(q, k, v, sink, call)
+    if packed:
+        out, lse = out.squeeze(0), lse.squeeze(0)
+    return (out, lse) if return_lse else out
+
+
+def begun(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    sink: torch.Tensor | None,
+    alibi_slopes: torch.Tensor | None,
+    plan: Plan,
+    group: dist.ProcessGroup | None,
+    scheme: str,
+    scale: float | None,
+    softcap: float,
+    timeout: float | None,
+    wanted: bool,
+    wants_sink: bool,
+    packed: bool = False,
+) -> KeysToRows | HeadsForRows:
+    """The call of these rows, [B, rows, heads, D], which all ranks are found to make alike."""
+    ranks = Ranks(_NAME, plan, group, timeout)
+    _check_rows(q, k, v, plan, ranks.rank, packed)
+    chosen, ulysses, across = _scheme(plan, scheme)
     if alibi_slopes is not None and plan.order == "striped" and ulysses < plan.ranks:
         raise ValueError(
             f"[{_NAME}] alibi_slopes are given and the plan's order is 'striped': its rows stand for several positions each, which "
             "ALiBi is not about"
         )
-    if alibi_slopes is not None and alibi_slopes.requires_grad:
-        raise ValueError(f"[{_NAME}] alibi_slopes requires a gradient: there is none for it")
-    across = plan.across if chosen == "2d" else "gather"
-    wanted = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, sink))
-    scale = q.shape[3] ** -0.5 if scale is None else float(scale)
     ranks.agree(
         {
             "plan": _signed(plan._native.digest),
@@ -119,25 +150,44 @@ def attention(
             "head_size": q.shape[3],
             "head_size_v": v.shape[3],
             "dtype": _DTYPES.index(q.dtype),
-            "scale": _bits(scale),
+            "scale": _bits(_scale(q, scale)),
             "softcap": _bits(softcap),
             "alibi_slopes": int(alibi_slopes is not None),
             "sink": int(sink is not None),
             "whether gradients are wanted": int(wanted),
-            "whether a gradient of the sink is": int(wanted and sink is not None and sink.requires_grad),
+            "whether a gradient of the sink is": int(wants_sink),
         },
         _SHOWN,
     )
-    given = {"scale": scale, "softcap": softcap, "alibi_slopes": alibi_slopes}
-    call: KeysToRows | HeadsForRows
+    return call_of(ranks, q, alibi_slopes, plan, scheme, scale, softcap)
+
+
+def call_of(
+    ranks: Ranks,
+    q: torch.Tensor,
+    alibi_slopes: torch.Tensor | None,
+    plan: Plan,
+    scheme: str,
+    scale: float | None,
+    softcap: float,
+) -> KeysToRows | HeadsForRows:
+    """What computes a call, forward and backward."""
+    chosen, ulysses, across = _scheme(plan, scheme)
+    options = {"scale": _scale(q, scale), "softcap": softcap, "alibi_slopes": alibi_slopes}
     if chosen in ("ulysses", "2d"):
-        call = HeadsForRows(ranks, plan, ulysses, across, given)
-    else:
-        call = KeysToRows(ranks, layout_of(plan, ranks.rank, chosen), chosen, given)
-    out, lse = _Attention.apply(q, k, v, sink, call)
-    if packed:
-        out, lse = out.squeeze(0), lse.squeeze(0)
-    return (out, lse) if return_lse else out
+        return HeadsForRows(ranks, plan, ulysses, across, options)
+    return KeysToRows(ranks, layout_of(plan, ranks.rank, chosen), chosen, options)
+
+
+def _scheme(plan: Plan, scheme: str) -> tuple[str, int, str]:
+    """The scheme itself where it is "auto", how many ranks exchange heads for rows, and how keys go between such groups."""
+    chosen = plan.scheme if scheme == "auto" else scheme
+    ulysses = {"ulysses": plan.ranks, "2d": plan.ulysses}.get(chosen, 1)
+    return chosen, ulysses, plan.across if chosen == "2d" else "gather"
+
+
+def _scale(q: torch.Tensor, scale: float | None) -> float:
+    return float(q.shape[3] ** -0.5) if scale is None else scale
 
 
 def _refuse_others(others: dict[str, Any]) -> None:
@@ -154,47 +204,54 @@ def _refuse_others(others: dict[str, Any]) -> None:
             raise ValueError(f"[{_NAME}] {name} is given: served are scale, softcap, alibi_slopes, sink and return_lse")
 
 
-def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: Plan, rank: int) -> bool:
+def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, operation: str = _NAME) -> bool:
     """Whether rows are packed."""
     packed = q.dim() == 3
-    rows = plan.rows_of(rank)
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.device.type != "cpu":
             raise ValueError(
-                f"[{_NAME}] {name} is on {x.device}: attention over several processes is on the CPU so far"
+                f"[{operation}] {name} is on {x.device}: attention over several processes is on the CPU so far"
             )
         if x.dtype not in _DTYPES or x.dtype != q.dtype:
             raise ValueError(
-                f"[{_NAME}] {name} is {x.dtype}: q, k and v must have one dtype, float32, float16 or bfloat16"
+                f"[{operation}] {name} is {x.dtype}: q, k and v must have one dtype, float32, float16 or bfloat16"
             )
         if x.dim() != (3 if packed else 4):
             raise ValueError(
-                f"[{_NAME}] {name} is {list(x.shape)}: q, k and v must be [B, rows, heads, head size], or all packed "
+                f"[{operation}] {name} is {list(x.shape)}: q, k and v must be [B, rows, heads, head size], or all packed "
                 "[rows, heads, head size]"
             )
-        if x.shape[-3] != rows:
-            raise ValueError(f"[{_NAME}] {name} is {list(x.shape)}: rank {rank} of the plan has {rows} rows")
     if (
-        k.shape[:-2] != q.shape[:-2]
-        or v.shape[:-1] != k.shape[:-1]
+        not q.shape[:-3] == k.shape[:-3] == v.shape[:-3]
+        or v.shape[-2] != k.shape[-2]
         or k.shape[-1] != q.shape[-1]
         or k.shape[-2] == 0
         or q.shape[-2] % k.shape[-2] != 0
     ):
         raise ValueError(
-            f"[{_NAME}] q is {list(q.shape)}, k {list(k.shape)} and v {list(v.shape)}: they must be [B, rows, H, D], "
+            f"[{operation}] q is {list(q.shape)}, k {list(k.shape)} and v {list(v.shape)}: they must be [B, rows, H, D], "
             "[B, rows, Hkv, D] and [B, rows, Hkv, Dv] with H a multiple of Hkv"
         )
     for name, x in (("q", q), ("v", v)):
         if not 1 <= x.shape[-1] <= 256:
-            raise ValueError(f"[{_NAME}] {name} has head size {x.shape[-1]}: it must be from 1 to 256")
+            raise ValueError(f"[{operation}] {name} has head size {x.shape[-1]}: it must be from 1 to 256")
     return packed
 
 
-def _check_heads(x: torch.Tensor | None, name: str, q: torch.Tensor) -> None:
+def _check_rows(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: Plan, rank: int, packed: bool, operation: str = _NAME
+) -> None:
+    rows = plan.rows_of(rank)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.shape[1] != rows:
+            shown = list(x.shape[1:] if packed else x.shape)
+            raise ValueError(f"[{operation}] {name} is {shown}: rank {rank} of the plan has {rows} rows")
+
+
+def _check_heads(x: torch.Tensor | None, name: str, q: torch.Tensor, operation: str = _NAME) -> None:
     if x is not None and (x.dtype != torch.float32 or tuple(x.shape) != (q.shape[2],) or x.device != q.device):
         raise ValueError(
-            f"[{_NAME}] {name} is {x.dtype} {list(x.shape)} on {x.device}: it must be float32 [H], [{q.shape[2]}], on the CPU"
+            f"[{operation}] {name} is {x.dtype} {list(x.shape)} on {x.device}: it must be float32 [H], [{q.shape[2]}], on the CPU"
         )
 
 
@@ -235,15 +292,31 @@ class _Attention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, d_o: Any, d_lse: Any) -> Any:
         q, k, v, sink, out, lse = ctx.saved_tensors
-        call: KeysToRows | HeadsForRows = ctx.call
-        rows = RowGradients(q, out, lse, torch.zeros_like(out) if d_o is None else d_o, d_lse, torch.zeros(q.shape))
-        dk, dv = call.backward(rows, k, v, sink)
-        dsink = None
-        if ctx.needs_input_grad[3]:
-            dsink = torch.zeros_like(sink)
-            if q.shape[0] * q.shape[1] > 0:  # of the rows as a whole, whichever keys
-                gradients = (q, k[:, :0], v[:, :0], out, lse, rows.d_o, d_lse)
-                attention_backward(*gradients, dsink=dsink, merged=True, sink=sink, **call.options)
-            dsink = call.ranks.all_reduce(dsink, "gradient of the sink summed")
-        found = (rows.dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dsink)
+        found = gradients(ctx.call, q, k, v, sink, out, lse, d_o, d_lse, ctx.needs_input_grad[3])
         return (*(x if needed else None for x, needed in zip(found, ctx.needs_input_grad)), None)
+
+
+def gradients(
+    call: KeysToRows | HeadsForRows,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    sink: torch.Tensor | None,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    d_o: torch.Tensor | None,
+    d_lse: torch.Tensor | None,
+    wants_sink: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """dq, dk and dv in the operands' dtype, and dsink."""
+    rows = RowGradients(q, out, lse, torch.zeros_like(out) if d_o is None else d_o, d_lse, torch.zeros(q.shape))
+    dk, dv = call.backward(rows, k, v, sink)
+    dsink = None
+    if wants_sink:
+        assert sink is not None
+        dsink = torch.zeros_like(sink)
+        if q.shape[0] * q.shape[1] > 0:  # of the rows as a whole, whichever keys
+            of_rows = (q, k[:, :0], v[:, :0], out, lse, rows.d_o, d_lse)
+            attention_backward(*of_rows, dsink=dsink, merged=True, sink=sink, **call.options)
+        dsink = call.ranks.all_reduce(dsink, "gradient of the sink summed")
+    return rows.dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dsink

@@ -8,8 +8,9 @@ import torch
 
 from .._options import causal_code, flag, pair
 from ..functional import attention, merge_attention
+from ..hosts import offsets
 from .attention import _bits, _number
-from .ranks import Ranks
+from .ranks import Ranks, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -144,6 +145,40 @@ def decode(
         raise ValueError(
             f"[{_NAME}] {name} is given without q_offset and key_offset: a part of the keys does not know where in the sequence it lies"
         )
+    positions = (_positions("q_offset", q_offset, q), _positions("key_offset", key_offset, q))
+    arrays = (seqused_k, page_table, cache_batch_idx, *positions, alibi_slopes, sink, k_scale, v_scale)
+    numbers = (key_step, causal, left, right, None if scale is None else float(scale), float(softcap))
+    if torch.compiler.is_compiling():
+        operator = torch.ops.heddle.distributed_decode
+        out, total = operator(q, k_cache, v_cache, *arrays, *numbers, name_of(group), timeout)
+    else:
+        out, total = decoded(q, k_cache, v_cache, *arrays, *numbers, group, timeout)
+    return (out, total) if return_lse else out
+
+
+def decoded(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    seqused_k: torch.Tensor | None,
+    page_table: torch.Tensor | None,
+    cache_batch_idx: torch.Tensor | None,
+    q_offset: torch.Tensor | None,
+    key_offset: torch.Tensor | None,
+    alibi_slopes: torch.Tensor | None,
+    sink: torch.Tensor | None,
+    k_scale: torch.Tensor | None,
+    v_scale: torch.Tensor | None,
+    key_step: int,
+    causal: CausalName,
+    left: int,
+    right: int,
+    scale: float | None,
+    softcap: float,
+    group: dist.ProcessGroup | None,
+    timeout: float | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """decode(), of arguments that have been checked."""
     ranks = Ranks(_NAME, None, group, timeout)
     scale = q.shape[3] ** -0.5 if scale is None else float(scale)
     batch, rows, heads, _ = q.shape
@@ -179,7 +214,7 @@ def decode(
         k_cache,
         v_cache,
         causal=causal,
-        window=window,
+        window=(left, right),
         scale=scale,
         softcap=softcap,
         alibi_slopes=alibi_slopes,
@@ -199,7 +234,7 @@ def decode(
     messages = ranks.all_gather(own, [own.numel()] * ranks.size, "partial results gathered")
     of_ranks = [parts_of(message) for message in messages]
     out, total = merge_attention([o for o, _ in of_ranks], [lse for _, lse in of_ranks], sink)
-    return (out.to(q.dtype), total) if return_lse else out.to(q.dtype)
+    return out.to(q.dtype), total
 
 
 #: A word that no other operation's comparison of ranks has.
@@ -211,6 +246,14 @@ _SHOWN: dict[str, Callable[[int], object]] = {
     "scale": _number,
     "softcap": _number,
 }
+
+
+def _positions(name: str, value: torch.Tensor | int | None, q: torch.Tensor) -> torch.Tensor | None:
+    # A number that grows is not to be traced anew each time, as offsets() would have it.
+    if torch.compiler.is_compiling() and isinstance(value, int):
+        return torch.full(q.shape[:1], value, dtype=torch.int32, device=q.device)
+    found: torch.Tensor | None = offsets(name, value, q, None)
+    return found
 
 
 def _check(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:

@@ -58,8 +58,10 @@ class KeysToRows:
             lengths = [len(places) for places in layout.places]
             given = [block.joined(k.index_select(1, rows), v.index_select(1, rows)) for rows in layout.given]
             parts = self.ranks.all_to_all(given, [block.length(n) for n in lengths], "needed keys sent")
-        all_k = k.new_empty(k.shape[0], layout.keys, *k.shape[2:])
-        all_v = v.new_empty(v.shape[0], layout.keys, *v.shape[2:])
+        made = (
+            torch.empty if sum(lengths) == layout.keys else torch.zeros
+        )  # of lists, what is not needed has a place, too
+        all_k, all_v = (made(x.shape[0], layout.keys, *x.shape[2:], dtype=x.dtype) for x in (k, v))
         for part, length, places in zip(parts, lengths, layout.places):
             k_part, v_part = block.parts(part, length)
             all_k.index_copy_(1, places, k_part)
@@ -114,13 +116,18 @@ class KeysToRows:
         if self.scheme == "ring":
             return block.parts(self._ring_backward(k, v, block, added), k.shape[1])
         dk, dv = block.parts(added(self.layout.steps[0], *self.at_once(k, v)), self.layout.keys)
+        return self.home(dk, dv, k.shape[1])
+
+    def home(self, dk: torch.Tensor, dv: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of what each rank adds to the gradients of keys and values that at_once() gave it, float32, the sums for this rank's rows."""
+        block = self.block(dk, dv)
         parts = [block.joined(*(x.index_select(1, at) for x in (dk, dv))) for at in self.layout.places]
         if self.scheme == "gather":
-            return block.parts(self.ranks.reduce_scatter(parts, "gradients of keys summed"), k.shape[1])
+            return block.parts(self.ranks.reduce_scatter(parts, "gradients of keys summed"), rows)
         # Of each key the shares of those ranks that need it, in the order of ranks.
         lengths = [len(given) for given in self.layout.given]
         came = self.ranks.all_to_all(parts, [block.length(n) for n in lengths], "gradients of needed keys returned")
-        dk, dv = torch.zeros(k.shape), torch.zeros(v.shape)
+        dk, dv = (torch.zeros(x.shape[0], rows, *x.shape[2:]) for x in (dk, dv))
         for share, given, length in zip(came, self.layout.given, lengths):
             k_share, v_share = block.parts(share, length)
             dk.index_add_(1, given, k_share)

@@ -85,24 +85,26 @@ def layout_of(plan: Plan, rank: int, scheme: str) -> Layout:
         lengths = [plan.rows_of(r) for r in ranks]
         if scheme != "needed":
             return Layout(lengths, steps, once, plan.rows, [plan.rows_of_rank(r) for r in ranks], [])
-        ends = np.cumsum(lengths)
-        inverse = plan.inverse()
-
-        def needed(of: int) -> tuple[Any, Any]:
-            """Where the keys that a rank needs lie, all ranks' rows one after the other, and whose they are."""
-            at = inverse[np.frombuffer(plan._native.needed_keys(of), np.int64)]
-            return at, np.searchsorted(ends, at, side="right")
-
-        _, owner = needed(rank)
-        places = [torch.from_numpy(np.flatnonzero(owner == r)) for r in ranks]
-        given = []
-        for r in ranks:
-            at, owner_of = needed(r)
-            given.append(torch.from_numpy(at[owner_of == rank] - (ends[rank] - lengths[rank])))
-        return Layout(lengths, steps, once, len(owner), places, given)
+        places, given = exchange(plan, rank, [np.frombuffer(plan._native.needed_keys(r), np.int64) for r in ranks])
+        return Layout(lengths, steps, once, sum(map(len, places)), places, given)
 
     kept: Layout = plan._keep((scheme, rank), made)
     return kept
+
+
+def exchange(plan: Plan, rank: int, needed: list[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Layout's places, among the keys that this rank needs, and given, of the keys that each rank needs, numbers of the whole's rows in
+    ascending order."""
+    inverse = plan.inverse()
+    ends = np.cumsum([plan.rows_of(r) for r in range(plan.ranks)])
+    begin = ends[rank] - plan.rows_of(rank)
+    places, given = [], []
+    owner_of_own = np.searchsorted(ends, inverse[needed[rank]], side="right")
+    for r in range(plan.ranks):
+        places.append(torch.from_numpy(np.flatnonzero(owner_of_own == r)))
+        at = inverse[needed[r]]
+        given.append(torch.from_numpy(at[(at >= begin) & (at < ends[rank])] - begin))
+    return places, given
 
 
 class Sum:

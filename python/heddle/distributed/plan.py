@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -60,7 +61,17 @@ class SchemeCost(NamedTuple):
 class Plan:
     """Which rank has which rows; made by ``plan``. The same arguments give the same plan, on every rank."""
 
-    def __init__(self, native: _heddle.ShardPlan, rows: int, ranks: int, order: str, is_causal: bool | None) -> None:
+    def __init__(
+        self,
+        native: _heddle.ShardPlan,
+        rows: int,
+        ranks: int,
+        order: str,
+        is_causal: bool | None,
+        window: tuple[int, int],
+        documents: int | None,
+        costs: Costs,
+    ) -> None:
         self._native = native
         #: Rows of all ranks together, and how many ranks there are.
         self.rows = rows
@@ -68,6 +79,14 @@ class Plan:
         self.order = order
         #: Whether rows attend no key behind them; None of areas, of which each says that for itself.
         self.is_causal = is_causal
+        self._window = window
+        self._documents = documents  # None of areas
+        self._costs = costs
+        #: What operators of torch know the plan by: the same of plans that are the same, with their predictions.
+        self.handle = f"{self.digest} ulysses {native.ulysses('2d')} {tuple(costs)}"
+        # The first plan of a handle stands for all of them, and lives as long as any.
+        first = _of_handle.setdefault(self.handle, self)
+        self._first = None if first is self else first
         self._chosen: str | None = None
         self._kept: dict[Any, Any] = {}  # what was made of the plan, for the functions of this package
 
@@ -148,12 +167,30 @@ class Plan:
     def grouped(self, size: int) -> Plan:
         """The plan in which each ``size`` ranks, one after the other, are one, with all their rows; size divides the ranks."""
         native = self._native.grouped(_integer("size", size))
-        return Plan(native, self.rows, self.ranks // size, self.order, self.is_causal)
+        of_plan = (self.order, self.is_causal, self._window, self._documents, self._costs)
+        return Plan(native, self.rows, self.ranks // size, *of_plan)
 
     def _keep(self, key: Any, make: Any) -> Any:
         if key not in self._kept:
             self._kept[key] = make()
         return self._kept[key]
+
+
+_of_handle: weakref.WeakValueDictionary[str, Plan] = weakref.WeakValueDictionary()
+
+
+def plan_of(handle: str) -> Plan:
+    """The plan of a handle, for operators, to which it is a string.
+
+    Raises:
+      RuntimeError: there is none any more.
+    """
+    found = _of_handle.get(handle)
+    if found is None:
+        raise RuntimeError(
+            f"[distributed.plan] the plan {handle.split()[0]} of a compiled call is gone: keep it until the backward has run"
+        )
+    return found
 
 
 def plan(
@@ -201,6 +238,9 @@ def plan(
     """
     left, right = pair(window)
     given = [] if areas is None else [_area(n, area) for n, area in enumerate(areas)]
+    ends = [] if cu_seqlens is None else [_integer("cu_seqlens", end) for end in cu_seqlens]
+    costs = costs or Costs()
+    costs = costs._replace(ranks_per_host=_integer("ranks_per_host", costs.ranks_per_host))
     sizes = {
         "batch": batch,
         "heads": heads,
@@ -216,17 +256,15 @@ def plan(
         causal=causal_code(causal),
         window_left=left,
         window_right=right,
-        cu_seqlens=[] if cu_seqlens is None else [_integer("cu_seqlens", end) for end in cu_seqlens],
+        cu_seqlens=ends,
         areas=given,
         order=order,
         ulysses=0 if ulysses is None else _integer("ulysses", ulysses),
-        costs=_checked_costs(costs or Costs()),
+        costs=costs,
     )
-    return Plan(native, rows, ranks, order, None if given else causal_code(causal) != 0)
-
-
-def _checked_costs(costs: Costs) -> Costs:
-    return costs._replace(ranks_per_host=_integer("ranks_per_host", costs.ranks_per_host))
+    documents = None if given else 1 if cu_seqlens is None else len(ends) - 1
+    is_causal = None if given else causal_code(causal) != 0
+    return Plan(native, rows, ranks, order, is_causal, (left, right), documents, costs)
 
 
 def _integer(name: str, value: Any) -> int:

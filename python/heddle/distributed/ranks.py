@@ -15,6 +15,16 @@ if TYPE_CHECKING:
     from .plan import Plan
 
 
+def name_of(group: dist.ProcessGroup | None) -> str:
+    """What operators of torch know a group by; of the default one it is empty, so that it may be made anew."""
+    return "" if group is None else str(group.group_name)
+
+
+def group_of(name: str) -> dist.ProcessGroup | None:
+    resolve: Callable[[str], dist.ProcessGroup] = dist.distributed_c10d._resolve_process_group  # type: ignore[assignment]
+    return resolve(name) if name else None
+
+
 class Transfer:
     """Exchanges on their way. wait() returns when what was to come is there and what was sent may be changed."""
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.overrides import TorchFunctionMode
 
 from .attention import attention
 from .plan import Plan
@@ -54,8 +56,7 @@ def sdpa(
       ValueError: by the call of attention, before anything is sent: what a call says that the plan does not, or what
         ``heddle.distributed.attention`` refuses.
       RuntimeError: at the end of a ``with`` in which no call was made: a model with another attention would have attended its own rows
-        alone, as one does that torch.compile traced before. By the call of attention: where torch.compile traces it, and what
-        ``heddle.distributed.attention`` raises.
+        alone. By the call of attention: where torch.export traces it, and what ``heddle.distributed.attention`` raises.
     """
     if not isinstance(plan, Plan):
         raise TypeError(f"[{_NAME}] plan is a {type(plan).__name__}: it must be of heddle.distributed.plan")
@@ -67,18 +68,21 @@ class SDPA:
 
     def __init__(self, plan: Plan, options: dict[str, Any]) -> None:
         self._plan, self._options = plan, options
-        self._served = 0
+        self._served = False
+        self._mode = _Traced(self)
 
     def __enter__(self) -> Self:
-        self._served = 0
+        self._served = False
         _stand_in()
         _inside().append(self)
+        self._mode.__enter__()
         return self
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        self._mode.__exit__(kind, error, traceback)
         _inside().remove(self)
         _give_back()
-        if kind is None and self._served == 0:
+        if kind is None and not self._served:
             raise RuntimeError(
                 f"[{_NAME}] nothing called torch.nn.functional.scaled_dot_product_attention: if a model ran, each rank attended its own "
                 'rows alone; models of transformers call it with attn_implementation="sdpa"'
@@ -96,9 +100,9 @@ class SDPA:
         enable_gqa: bool = False,
     ) -> torch.Tensor:
         plan = self._plan
-        if isinstance(query, FakeTensor):
+        if isinstance(query, (FakeTensor, FunctionalTensor)):
             raise NotImplementedError(
-                f"[{_NAME}] torch.compile and torch.export do not trace attention over several processes"
+                f"[{_NAME}] torch.export, and torch.compile where it does not see the call, do not trace attention over several processes"
             )
         if attn_mask is not None:
             raise ValueError(
@@ -122,8 +126,32 @@ class SDPA:
             )
         q, k, v = (x.transpose(1, 2) for x in (query, key, value))
         out = attention(q, k, v, plan=plan, scale=scale, **self._options).transpose(1, 2)
-        self._served += 1
+        self._served = True
         return out
+
+    def traced(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> torch.Tensor:
+        """attention(), with the casts that an operator has from torch.autocast."""
+        if torch.is_autocast_enabled("cpu"):
+            dtype = torch.get_autocast_dtype("cpu")
+            query, key, value = (x if x.dtype == torch.float64 else x.to(dtype) for x in (query, key, value))
+        return self.attention(query, key, value, *args, **kwargs)
+
+
+class _Traced(TorchFunctionMode):
+    """Serves calls that torch.compile traces, which never come to the operator. That it is there is a condition of what is traced: code
+    from before the ``with`` is traced anew inside, and code from inside anew behind it, or for another plan."""
+
+    def __init__(self, of: SDPA) -> None:
+        super().__init__()
+        self._of = of
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function is torch.nn.functional.scaled_dot_product_attention and torch.compiler.is_compiling():
+            return self._of.traced(*args, **kwargs)
+        return function(*args, **kwargs)
 
 
 _OPERATOR = torch.ops.aten.scaled_dot_product_attention.default

@@ -1,0 +1,122 @@
+"""The torch operators ``heddle::distributed_*``: what torch.compile has of attention over ranks. They know plans by their handles and
+groups by their names, which are strings; exchanges are inside, so that nothing of them is traced."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..hosts.torch.transforms import no_second_derivative
+from .attention import begun, call_of, gradients
+from .decode import decoded
+from .plan import plan_of
+from .ranks import Ranks, group_of
+
+_LIBRARY = torch.library.Library("heddle", "FRAGMENT")
+
+_OPERANDS = "Tensor q, Tensor k, Tensor v, Tensor? sink, Tensor? alibi_slopes"
+_ASKED = "str plan, str group, str scheme, float? scale, float softcap, float? timeout, bool wanted, bool wants_sink"
+_LIBRARY.define(f"distributed_attention({_OPERANDS}, {_ASKED}) -> (Tensor, Tensor)")
+# dsink has no elements where it is not wanted.
+_LIBRARY.define(
+    f"distributed_attention_backward({_OPERANDS}, Tensor o, Tensor lse, Tensor? d_o, Tensor? d_lse, {_ASKED}) "
+    "-> (Tensor, Tensor, Tensor, Tensor)"
+)
+_LIBRARY.define(
+    "distributed_decode(Tensor q, Tensor k_cache, Tensor v_cache, Tensor? seqused_k, Tensor? page_table, Tensor? cache_batch_idx, "
+    "Tensor? q_offset, Tensor? key_offset, Tensor? alibi_slopes, Tensor? sink, Tensor? k_scale, Tensor? v_scale, SymInt key_step, "
+    "str causal, SymInt left, SymInt right, float? scale, float softcap, str group, float? timeout) -> (Tensor, Tensor)"
+)
+
+
+def _results(q: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    lse = q.new_empty(q.shape[0], q.shape[2], q.shape[1], dtype=torch.float32)
+    return q.new_empty(*q.shape[:3], v.shape[3]), lse
+
+
+def _fake(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sink: Any, alibi_slopes: Any, *asked: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return _results(q, v)
+
+
+def _forward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sink: Any, alibi_slopes: Any, plan: str, group: str, *asked: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    with torch.no_grad():
+        call = begun(q, k, v, sink, alibi_slopes, plan_of(plan), group_of(group), *asked)
+        return call.forward(q, k, v, sink)
+
+
+def _backward_fake(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sink: Any, alibi_slopes: Any, o: Any, lse: Any, *others: Any
+) -> tuple[torch.Tensor, ...]:
+    wants_sink = others[-1]
+    dsink = q.new_empty(q.shape[2] if wants_sink else 0, dtype=torch.float32)
+    return (*(x.new_empty(x.shape) for x in (q, k, v)), dsink)
+
+
+def _backward_kernel(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    sink: Any,
+    alibi_slopes: Any,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    d_o: Any,
+    d_lse: Any,
+    plan: str,
+    group: str,
+    scheme: str,
+    scale: float | None,
+    softcap: float,
+    timeout: float | None,
+    wanted: bool,
+    wants_sink: bool,
+) -> tuple[torch.Tensor, ...]:
+    with torch.no_grad():
+        of_handle = plan_of(plan)
+        ranks = Ranks("distributed.attention", of_handle, group_of(group), timeout)
+        call = call_of(ranks, q, alibi_slopes, of_handle, scheme, scale, softcap)
+        dq, dk, dv, dsink = gradients(call, q, k, v, sink, o, lse, d_o, d_lse, wants_sink)
+        # Results of an operator share no memory, as dk and dv may.
+        return dq, dk, dv.clone(), q.new_empty(0, dtype=torch.float32) if dsink is None else dsink
+
+
+def _save_for_backward(ctx: Any, inputs: Any, output: Any) -> None:
+    tensors, ctx.asked = inputs[:5], inputs[5:]
+    ctx.save_for_backward(*tensors, *output)
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, d_o: Any, d_lse: Any) -> tuple[Any, ...]:
+    needs = ctx.needs_input_grad
+    operator = torch.ops.heddle.distributed_attention_backward
+    found = operator(*ctx.saved_tensors, d_o, d_lse, *ctx.asked)
+    return (*(x if needed else None for x, needed in zip(found, needs)), *[None] * (len(needs) - len(found)))
+
+
+def _decode_fake(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *others: Any) -> tuple[Any, Any]:
+    return _results(q, v_cache)
+
+
+def _decode(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *others: Any) -> tuple[Any, Any]:
+    given = (*others[:-2], group_of(others[-2]), others[-1])
+    return decoded(q, k_cache, v_cache, *given)
+
+
+for _name, _kernel, _of_shapes in (
+    ("distributed_attention", _forward, _fake),
+    ("distributed_attention_backward", _backward_kernel, _backward_fake),
+    ("distributed_decode", _decode, _decode_fake),
+):
+    _LIBRARY.impl(_name, _kernel, "CPU")
+    torch.library.register_fake(f"heddle::{_name}", _of_shapes, lib=_LIBRARY)
+torch.library.register_autograd(
+    "heddle::distributed_attention", _backward, setup_context=_save_for_backward, lib=_LIBRARY
+)
+torch.library.register_autograd(
+    "heddle::distributed_attention_backward", no_second_derivative("distributed_attention_backward"), lib=_LIBRARY
+)
