@@ -129,7 +129,10 @@ def rendered(entry: Declaration) -> list[str]:
         head = f".. cpp:{kind.replace(' ', '-')}:: {name}{base[0].rstrip() if base else ''}"
         return [head, "", *_indent(text + body), ""]
     signatures = [_signature(source) for source in entry.sources]
-    kind = "function" if "(" in signatures[0].split("=")[0] or "operator" in signatures[0] else "var"
+    if all(signature.startswith("using ") for signature in signatures):  # a name for a type
+        kind, signatures = "type", [signature.removeprefix("using ") for signature in signatures]
+    else:
+        kind = "function" if "(" in signatures[0].split("=")[0] or "operator" in signatures[0] else "var"
     head = f".. cpp:{kind}:: "
     return [head + f"\n{' ' * len(head)}".join(signatures), "", *_indent(text), ""]
 
