@@ -73,6 +73,7 @@ class CallingThread : public Executor {
 
 template <class Call>
 std::int64_t allocations_of(Call call) {
+  cpu_target();  // chosen once in a process
   const std::int64_t before = allocations;
   call();
   return allocations - before;
