@@ -266,8 +266,8 @@ def measured(model: str, layers: list[Operands]) -> tuple[dict, list[dict], list
             for n, name in enumerate(("rows", "runs"))
         }
         skips.append({"model": model, "keys": keys, "bound": kind, **shares})
-    about |= {"largest_score": max(largest_score(x) for x in layers)}
     about |= {"causal": layers[0].causal, "median_keys_by_layer": even}
+    about |= {"largest_score": max(largest_score(x) for x in layers)}
     return about, [row_of(model, tol, of_layers) for tol, of_layers in found.items()], skips
 
 
@@ -277,6 +277,7 @@ def trained(quick: bool, rate: float, kept: pathlib.Path | None) -> tuple[list[O
         return captured.load(file)
     found = captured.language_model(**(QUICK if quick else MODEL), rate=rate, log_every=0 if quick else 100)
     if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
         captured.save(file, *found)
     return found
 

@@ -117,7 +117,7 @@ class TestSkips:
 def test_measured_from_end_to_end(tmp_path, monkeypatch):
     for library in (torch, heddle):  # for all tests of the process
         monkeypatch.setattr(library, "set_num_threads", lambda threads: None)
-    out, kept = tmp_path / "found.json", tmp_path
+    out, kept = tmp_path / "found.json", tmp_path / "kept"
     bench.main(["--quick", "--threads", "1", "--kept", str(kept), "--out", str(out)])
     content = json.loads(out.read_text(encoding="utf-8"))
     assert {"commit", "cpu", "date", "threads", "torch"} <= set(content["conditions"])
