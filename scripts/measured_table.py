@@ -1,5 +1,6 @@
-"""Writes docs/performance.md's figures of CPUs from the results of `make bench` and bench/linear_bench.py, and docs/nsa.md's
-claims beside measurement from those of bench/nsa_claims.py (nsa_claims_table.py).
+"""Writes docs/performance.md's figures of CPUs from the results of `make bench` and bench/linear_bench.py, docs/nsa.md's claims
+beside measurement from those of bench/nsa_claims.py (nsa_claims_table.py), and docs/adaptive.md's models from those of
+bench/adaptive_models.py (adaptive_models_table.py).
 
   python scripts/measured_table.py [--check]
 
@@ -7,6 +8,7 @@ Each file bench/results/cpu-*.json is a section of its own: what one kind of pro
 The page's summary has, for each kind of call, the slowest and the fastest row; then comes every row.
 """
 
+import adaptive_models_table
 import nsa_claims_table
 from bench_results import ROOT, marked, noted, read, run, said
 from marked_block import table, update
@@ -122,10 +124,13 @@ def written(files, make):
 def write(check):
     files, page = read("cpu-*.json"), ROOT / "docs/performance.md"
     claims = noted(nsa_claims_table.written(read("nsa-claims-*.json")))
+    models, adaptive = read("adaptive-models-*.json"), ROOT / "docs/adaptive.md"
     current = [
         update(page, "measured", written(files, short), check=check),
         update(page, "cpu rows", written(files, every), check=check),
         update(ROOT / "docs/nsa.md", "nsa claims", claims, check=check),
+        update(adaptive, "models", noted(adaptive_models_table.written(models)), check=check),
+        update(adaptive, "skipped", adaptive_models_table.written_skips(models), check=check),
     ]
     return all(current)
 

@@ -407,7 +407,7 @@ def copy(tmp_path_factory):
 
 @pytest.mark.parametrize("script, blocks", [
     ("gpu_table", [("docs/performance.md", "measured gpu"), ("docs/performance.md", "gpu rows"), ("docs/numerics.md", "lengths")]),
-    ("measured_table", [("docs/performance.md", "measured"), ("docs/performance.md", "cpu rows"), ("docs/nsa.md", "nsa claims")]),
+    ("measured_table", [("docs/performance.md", "measured"), ("docs/performance.md", "cpu rows"), ("docs/nsa.md", "nsa claims"), ("docs/adaptive.md", "models"), ("docs/adaptive.md", "skipped")]),
     ("speed_chart", [("README.md", "speed")]), ("ladder_tables", [("docs/ladder.md", "unfused"), ("docs/ladder.md", "times")]),
     ("encoder_table", [("docs/encoder.md", "gpu")]), ("nsa_chart", [("docs/nsa.md", "nsa on a gpu")]),
 ])  # fmt: skip
