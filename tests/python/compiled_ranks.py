@@ -120,7 +120,7 @@ def check_decode(backend, rank, ranks):
 
     def step(q, k_cache, v_cache, held, position):
         return hd.decode(
-            q * 2, k_cache, v_cache, held, q_offset=position, key_offset=rank, key_step=ranks, window=(6, 0), sink=sink,
+            q * 2, k_cache, v_cache, held, q_offset=position, key_offset=rank, key_step=ranks, causal=heddle.Causal.top_left, window=(6, 0), sink=sink,
             return_lse=True, timeout=SECONDS,
         )  # fmt: skip
 

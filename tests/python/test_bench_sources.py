@@ -44,6 +44,7 @@ OF_ENCODER = {
     "src/cpu/row_ops.h": "read before the clock runs",
     "src/cuda/model.h": "declarations",
     "src/ops/": "checks and choice",
+    "src/distributed/": "several processes, which no row has",
 }
 # Beside those, of a family of rows alone.
 OF_FAMILY = {

@@ -10,6 +10,7 @@ from .._options import causal_code, flag, pair
 from ..functional import attention, merge_attention
 from ..hosts import offsets
 from .attention import _bits, _number
+from .pieces import CAUSAL_NAMES
 from .ranks import Ranks, name_of
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ def decode(
         )
     positions = (_positions("q_offset", q_offset, q), _positions("key_offset", key_offset, q))
     arrays = (seqused_k, page_table, cache_batch_idx, *positions, alibi_slopes, sink, k_scale, v_scale)
-    numbers = (key_step, causal, left, right, None if scale is None else float(scale), float(softcap))
+    numbers = (key_step, causal_code(causal), left, right, None if scale is None else float(scale), float(softcap))
     if torch.compiler.is_compiling():
         operator = torch.ops.heddle.distributed_decode
         out, total = operator(q, k_cache, v_cache, *arrays, *numbers, name_of(group), timeout)
@@ -170,7 +171,7 @@ def decoded(
     k_scale: torch.Tensor | None,
     v_scale: torch.Tensor | None,
     key_step: int,
-    causal: CausalName,
+    causal: int,
     left: int,
     right: int,
     scale: float | None,
@@ -191,7 +192,7 @@ def decoded(
             "head_size": q.shape[3],
             "head_size_v": v_cache.shape[3],
             "dtype": _DTYPES.index(q.dtype),
-            "causal": causal_code(causal),
+            "causal": causal,
             "window's left": left,
             "window's right": right,
             "scale": _bits(scale),
@@ -213,7 +214,7 @@ def decoded(
         q,
         k_cache,
         v_cache,
-        causal=causal,
+        causal=CAUSAL_NAMES[causal],
         window=(left, right),
         scale=scale,
         softcap=softcap,

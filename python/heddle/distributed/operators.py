@@ -26,7 +26,7 @@ _LIBRARY.define(
 _LIBRARY.define(
     "distributed_decode(Tensor q, Tensor k_cache, Tensor v_cache, Tensor? seqused_k, Tensor? page_table, Tensor? cache_batch_idx, "
     "Tensor? q_offset, Tensor? key_offset, Tensor? alibi_slopes, Tensor? sink, Tensor? k_scale, Tensor? v_scale, SymInt key_step, "
-    "str causal, SymInt left, SymInt right, float? scale, float softcap, str group, float? timeout) -> (Tensor, Tensor)"
+    "SymInt causal, SymInt left, SymInt right, float? scale, float softcap, str group, float? timeout) -> (Tensor, Tensor)"
 )
 
 

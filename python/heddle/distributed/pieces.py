@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from .._options import CAUSAL_CODES
+from .._options import CAUSAL_CODES, Causal
 from ..functional import attention, merge_attention
 from ..gradients import attention_backward
 from .plan import Plan
 
-_CAUSAL = {code: name for name, code in CAUSAL_CODES.items()}
+CAUSAL_NAMES = {CAUSAL_CODES[corner]: corner for corner in Causal}
 Where = Any  # of a batch: all of it, or one sequence
 
 
@@ -49,7 +49,7 @@ class Piece(NamedTuple):
 def _piece(items: Any) -> Piece:
     (q_begin, q_end, key_begin, key_end, causal, left, right, q_step, key_step, *numbers, max_q, max_k, first) = items
     cu_q, cu_k, q_offset, key_offset = (_int32(x) for x in numbers)
-    options = dict(causal=_CAUSAL[causal], window=(left, right), q_step=q_step, key_step=key_step)
+    options = dict(causal=CAUSAL_NAMES[causal], window=(left, right), q_step=q_step, key_step=key_step)
     if len(q_offset) == 1:
         options |= dict(q_offset=int(q_offset), key_offset=int(key_offset))
     else:
