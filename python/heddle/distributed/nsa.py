@@ -14,12 +14,22 @@ from ..functional import attention
 from ..nsa import checks
 from ..nsa.branches import FORCED
 from ..nsa.kernels import pool_keys, select_blocks
-from .attention import _bits, _check, _check_rows, _number, _signed
+from .attention import _check, _check_rows
 from .keys import KeysToRows
 from .pieces import Layout, exchange
 from .plan import Plan, Run
 from .ranks import Ranks
-from .sparse import BLOCK_SIZES, Lists, layout_of_needs, one_sequence, over_lists, position_of, rows_of
+from .sparse import (
+    BLOCK_SIZES,
+    SHOWN,
+    Lists,
+    layout_of_needs,
+    of_operands,
+    one_sequence,
+    over_lists,
+    position_of,
+    rows_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +39,6 @@ if TYPE_CHECKING:
     from .._types import ForcedName
 
 _NAME = "distributed.parallel_nsa"
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @_disable_dynamo  # its exchanges depend on what the lists say
@@ -106,14 +115,7 @@ def parallel_nsa(
     ranks.agree(
         {
             "operation": _OPERATION,
-            "plan": _signed(plan._native.digest),
-            "batch": q.shape[0],
-            "heads": q.shape[2],
-            "kv_heads": k.shape[2],
-            "head_size": q.shape[3],
-            "head_size_v": v.shape[3],
-            "dtype": _DTYPES.index(q.dtype),
-            "scale": _bits(scale),
+            **of_operands(q, k, v, plan, scale),
             "block_counts": count,
             "block_size": block_size,
             "window_size": window,
@@ -124,7 +126,7 @@ def parallel_nsa(
                 f"whether a gradient of {n} is wanted": int(grads and x.requires_grad) for n, x in zip("qkv", (q, k, v))
             },
         },
-        _SHOWN,
+        SHOWN,
     )
     # A rank without rows makes every call, too, of none: others wait for its part, forward and backward.
     runs = plan.runs(ranks.rank) or [Run(0, 1, 0, 0)]
@@ -184,12 +186,6 @@ def parallel_nsa(
 
 #: A word that no other operation's comparison of ranks has.
 _OPERATION = 0x6E7361
-
-_SHOWN: dict[str, Callable[[int], object]] = {
-    "plan": lambda digest: f"{digest % 2**64:016x}",
-    "dtype": _DTYPES.__getitem__,
-    "scale": _number,
-}
 
 
 def _pooled(ranks: Ranks, plan: Plan, k: torch.Tensor, v: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -134,21 +134,14 @@ def sparse_attention(
     ranks.agree(
         {
             "operation": _OPERATION,
-            "plan": _signed(plan._native.digest),
-            "batch": q.shape[0],
-            "heads": q.shape[2],
-            "kv_heads": k.shape[2],
-            "head_size": q.shape[3],
-            "head_size_v": v.shape[3],
-            "dtype": _DTYPES.index(q.dtype),
-            "scale": _bits(scale),
+            **of_operands(q, k, v, plan, scale),
             "block_size": block_size,
             "query_rows": query_rows,
             "sink": int(sink is not None),
             "whether gradients are wanted": int(wanted),
             "whether a gradient of the sink is": int(wanted and sink is not None and sink.requires_grad),
         },
-        _SHOWN,
+        SHOWN,
     )
     out, lse = over_lists(q, k, v, sink, ranks, plan, lists, scale)
     return (out, lse) if return_lse else out
@@ -175,7 +168,23 @@ def over_lists(
 #: A word that no other operation's comparison of ranks has.
 _OPERATION = 0x6C69737473
 
-_SHOWN: dict[str, Callable[[int], object]] = {
+
+def of_operands(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: Plan, scale: float) -> dict[str, int]:
+    """What ranks compare of a call's operands."""
+    return {
+        "plan": _signed(plan._native.digest),
+        "batch": q.shape[0],
+        "heads": q.shape[2],
+        "kv_heads": k.shape[2],
+        "head_size": q.shape[3],
+        "head_size_v": v.shape[3],
+        "dtype": _DTYPES.index(q.dtype),
+        "scale": _bits(scale),
+    }
+
+
+#: How errors tell what differs, where it is no number as it stands.
+SHOWN: dict[str, Callable[[int], object]] = {
     "plan": lambda digest: f"{digest % 2**64:016x}",
     "dtype": _DTYPES.__getitem__,
     "scale": _number,
