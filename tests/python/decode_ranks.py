@@ -14,7 +14,7 @@ import heddle
 import heddle.distributed as hd
 import torch
 import torch.distributed as dist
-from distributed_ranks import SECONDS
+from distributed_ranks import DEVICE, SECONDS
 
 
 @dataclass
@@ -59,6 +59,7 @@ def exact(case, q, keys, values, sink, slopes):
     for b, length in enumerate(case.lengths):
         k, v = (x[b, :length].double().repeat_interleave(group, 1) for x in (keys, values))
         distance = torch.arange(length)[None, :] - (torch.arange(case.rows) + length - case.rows)[:, None]
+        distance = distance.to(q.device)
         scores = torch.einsum("ihd,jhd->hij", q[b].double(), k) * case.options.get("scale", case.sizes[0] ** -0.5)
         if cap := case.options.get("softcap"):
             scores = cap * torch.tanh(scores / cap)
@@ -119,24 +120,29 @@ def check_case(case, rank, ranks):
     torch.manual_seed(5)
     (heads, kv_heads), size = case.heads, case.sizes[0]
     batch, most = len(case.lengths), max(case.lengths)
-    q = torch.randn(batch, case.rows, heads, size).to(case.dtype)
-    keys, values = (torch.randn(batch, most, kv_heads, d).to(case.dtype) for d in case.sizes)
-    sink = torch.randn(heads) if case.sink else None
-    slopes = torch.rand(heads) if case.alibi else None
+    q = torch.randn(batch, case.rows, heads, size).to(DEVICE, case.dtype)
+    keys, values = (torch.randn(batch, most, kv_heads, d).to(DEVICE, case.dtype) for d in case.sizes)
+    sink = torch.randn(heads).to(DEVICE) if case.sink else None
+    slopes = torch.rand(heads).to(DEVICE) if case.alibi else None
     scales = {}
     if case.fp8:
         keys, values = (x.to(torch.float8_e4m3fn) for x in (keys, values))
         scales = dict(k_scale=torch.full((1, 1, kv_heads), 0.5), v_scale=torch.full((1, 1, 1), 2.0))
+        scales = {name: x.to(DEVICE) for name, x in scales.items()}
     stands_for = [x.float() * scale for x, scale in zip((keys, values), (0.5, 2.0) if case.fp8 else (1.0, 1.0))]
     right = exact(case, q, *stands_for, sink, slopes)
-    seqused = torch.tensor(case.lengths, dtype=torch.int32)
+    seqused = torch.tensor(case.lengths, dtype=torch.int32, device=DEVICE)
     options = dict(case.options, alibi_slopes=slopes, sink=sink, window=case.window, return_lse=True, **scales)
     aligned = "none" if case.causal == "none" else "bottom_right"
     one = heddle.attention(q, keys, values, seqused_k=seqused, causal=aligned, **options)
 
     positions, (key_offset, key_step) = own_keys(case, rank, ranks)
     torch.manual_seed(6 + rank)
-    (k_cache, v_cache), told = cache_of(case, positions, keys, values)
+    (k_cache, v_cache), told = cache_of(case, positions, keys.cpu(), values.cpu())
+    k_cache, v_cache = k_cache.to(DEVICE), v_cache.to(DEVICE)
+    told = {name: None if x is None else x.to(DEVICE) for name, x in told.items()}
+    if isinstance(key_offset, torch.Tensor):
+        key_offset = key_offset.to(DEVICE)
     offsets = dict(q_offset=seqused - case.rows, key_offset=key_offset, key_step=key_step)
     if case.causal == "none" and case.window == (-1, -1) and not case.alibi:
         offsets = dict(key_step=key_step)

@@ -28,6 +28,7 @@ import torch.distributed as dist
 from heddle.distributed.ranks import Ranks
 
 SECONDS = 60  # of an exchange; what is lost is found sooner
+DEVICE = os.environ.get("HEDDLE_RANKS_DEVICE", "cpu")  # "cuda": rank r has GPU r (cuda_ranks.py)
 
 
 @dataclass
@@ -98,7 +99,7 @@ def plain(case, mask, q, k, v, sink, slopes):
         scores = cap * torch.tanh(scores / cap)
     if slopes is not None:
         at = torch.arange(case.rows)
-        scores = scores - slopes.to(q.dtype)[:, None, None] * (at[:, None] - at).abs()
+        scores = scores - slopes.to(q.dtype)[:, None, None] * (at[:, None] - at).abs().to(q.device)
     scores = scores.masked_fill(~mask, -torch.inf)
     if sink is not None:
         scores = torch.cat((scores, sink[None, :, None, None].expand(*scores.shape[:3], 1)), -1)
@@ -150,11 +151,12 @@ def check_case(case, rank, ranks):
     (heads, kv_heads), (size, size_v) = case.heads, case.sizes
     shape = (case.batch, case.rows)
     q, k, v = (torch.randn(*shape, h, d) for h, d in ((heads, size), (kv_heads, size), (kv_heads, size_v)))
-    q, k, v = (x.to(case.dtype).requires_grad_() for x in (q, k, v))
-    d_o, d_lse = torch.randn(*shape, heads, size_v).to(case.dtype), torch.randn(case.batch, heads, case.rows)
-    sink = torch.randn(heads, requires_grad=True) if case.sink else None
-    slopes = torch.rand(heads) if case.alibi else None
-    mask = attends(case)
+    q, k, v = (x.to(DEVICE, case.dtype).requires_grad_() for x in (q, k, v))
+    d_o, d_lse = torch.randn(*shape, heads, size_v).to(DEVICE, case.dtype), torch.randn(case.batch, heads, case.rows)
+    d_lse = d_lse.to(DEVICE)
+    sink = torch.randn(heads).to(DEVICE).requires_grad_() if case.sink else None
+    slopes = torch.rand(heads).to(DEVICE) if case.alibi else None
+    mask = attends(case).to(DEVICE)
 
     exact_of = [None if x is None else x.detach().double().requires_grad_() for x in (q, k, v, sink)]
     exact = plain(case, mask, *exact_of, slopes)
@@ -258,7 +260,7 @@ EXCHANGES = {
 def check_lost(scheme, slow, rank, ranks):
     """The last rank is gone, or slow, before the second call; the others are told within their time, and of what. Who exchanges with
     it names it, so none of these ends before the others are told: one that has ended would be named instead."""
-    q = torch.randn(1, 10, 2, 8)
+    q = torch.randn(1, 10, 2, 8).to(DEVICE)
     plan = hd.plan(10 * ranks, ranks, heads=2, head_size=8, order="contiguous")
     hd.attention(q, q, q, plan=plan, scheme=scheme, timeout=SECONDS)
     dist.barrier()
@@ -340,7 +342,12 @@ def run_rank(rank, ranks, checks, folder, port):
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     else:
         wait = timedelta(seconds=SECONDS)
-        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks, timeout=wait)
+        backend = "cpu:gloo,cuda:nccl" if DEVICE == "cuda" else "gloo"
+        if DEVICE == "cuda":
+            torch.cuda.set_device(rank)
+        dist.init_process_group(
+            backend, init_method=f"file://{folder}/store", rank=rank, world_size=ranks, timeout=wait
+        )
     for name, (function, arguments) in checks.items():
         try:
             function(*arguments, rank, ranks)
@@ -358,7 +365,7 @@ def main(out, worlds):
     os.environ["HEDDLE_NUM_THREADS"] = "1"
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    context = multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("fork" if DEVICE == "cpu" else "spawn")
     with tempfile.TemporaryDirectory() as folder:
         started = {}
         for name, (ranks, checks) in worlds.items():

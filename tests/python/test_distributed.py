@@ -120,12 +120,12 @@ _q = torch.zeros(1, 4, 4, 8)
         (
             lambda: hd.attention(_q.to("meta"), _q, _q, plan=_one),
             ValueError,
-            "[distributed.attention] q is on meta: attention over several processes is on the CPU so far",
+            "[distributed.attention] q is on meta: over several processes it must be on the CPU or a CUDA GPU",
         ),
         (
             lambda: hd.attention(_q, _q, _q, plan=_one, sink=torch.zeros(3)),
             ValueError,
-            "[distributed.attention] sink is torch.float32 [3] on cpu: it must be float32 [H], [4], on the CPU",
+            "[distributed.attention] sink is torch.float32 [3] on cpu: it must be float32 [H], [4], on cpu",
         ),
         (
             lambda: hd.attention(_q, _q, _q, plan=_one, scheme="all"),

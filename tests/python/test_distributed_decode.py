@@ -49,7 +49,7 @@ _k = torch.zeros(2, 5, 2, 8)
         (
             lambda: hd.decode(_q, _k.to("meta"), _k),
             ValueError,
-            "[distributed.decode] k_cache is on meta: attention over several processes is on the CPU so far",
+            "[distributed.decode] k_cache is on meta: over several processes it must be on the CPU or a CUDA GPU",
         ),
         (
             lambda: hd.decode(_q[:, :, :3], _k, _k),
@@ -84,7 +84,7 @@ _k = torch.zeros(2, 5, 2, 8)
         (
             lambda: hd.decode(_q, _k, _k, sink=torch.zeros(2, 4)),
             ValueError,
-            "[distributed.decode] sink is torch.float32 [2, 4] on cpu: it must be float32 [H], [4], on the CPU",
+            "[distributed.decode] sink is torch.float32 [2, 4] on cpu: it must be float32 [H], [4], on cpu",
         ),
         (
             lambda: hd.decode(_q, _k.clone().requires_grad_(), _k),

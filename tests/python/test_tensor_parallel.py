@@ -98,7 +98,7 @@ _x = torch.zeros(3, 8)
         (
             lambda: ColumnParallelLinear(Linear(8, 4))(_x.to("meta")),
             ValueError,
-            "[nn.ColumnParallelLinear] x is torch.float32 [3, 8] on meta: it must be of floats, [..., rows, columns], on the CPU",
+            "[nn.ColumnParallelLinear] x is torch.float32 [3, 8] on meta: it must be of floats, [..., rows, columns], on the CPU or a CUDA GPU",
         ),
         (
             lambda: ColumnParallelLinear(Linear(8, 4), timeout=0),

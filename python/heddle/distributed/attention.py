@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _NAME = "distributed.attention"
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _SCHEMES = ("auto", "gather", "ring", "needed", "ulysses", "2d")
+DEVICES = ("cpu", "cuda")
 _OF_PLAN = ("causal", "window", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
 
 
@@ -53,13 +54,14 @@ def attention(
     """This rank's share of attention over all ranks of a group: exact, with gradients, which every rank must ask for alike.
 
     Every rank calls this at the same place of its program, with its own rows (``shard``). The first call with a plan, shapes and
-    options compares them over all ranks. On the CPU.
+    options compares them over all ranks. On the CPU, and on GPUs, where exchanges are put on a stream of the group's.
 
     Args:
       q, k, v: this rank's rows in the plan's order, [B, rows, H, D], [B, rows, Hkv, D], [B, rows, Hkv, Dv], or packed [rows, H, D] and
         so on; float32, float16 or bfloat16. Keys are sent as they are, not repeated for each query head.
       plan: of ``heddle.distributed.plan``: it has causality, window and documents.
-      group: of torch.distributed, with as many ranks as the plan; None: the default one. A plan for one rank needs none.
+      group: of torch.distributed, with as many ranks as the plan; None: the default one. A plan for one rank needs none. It must carry
+        tensors of q's device: gloo those on the CPU, NCCL those on GPUs.
       scheme: how keys get to rows. "gather": all keys to every rank, then one call, or one for each of a rank's runs in a document.
         "ring": keys go from rank to rank while the ones before are computed with. "needed": to every rank those keys that some row of
         its own attends. "ulysses": every rank gets all rows of some heads, and computes them. "2d": that among the plan's ``ulysses``
@@ -68,7 +70,8 @@ def attention(
       alibi_slopes: float32 [H]; distances are in the document. With order "striped" in "ulysses" alone.
       sink: float32 [H], the same on every rank. Its gradient is that of all ranks' rows, on every rank.
       return_lse: also return the log-sum-exp of each row's scores, which has a gradient too.
-      timeout: seconds that an exchange may take; None: the group's own.
+      timeout: seconds that an exchange may take; None: the group's own. On a GPU the host waits for each exchange if it is given, and
+        never does if not: what then happens to a rank that waits too long is NCCL's watchdog's business.
 
     Returns:
       out [B, rows, H, Dv] (packed: [rows, H, Dv]) of q's dtype; with return_lse a pair with lse, float32 [B, H, rows] (packed: [H, rows]).
@@ -158,6 +161,7 @@ def begun(
             "whether a gradient of the sink is": int(wants_sink),
         },
         _SHOWN,
+        q.device,
     )
     return call_of(ranks, q, alibi_slopes, plan, scheme, scale, softcap)
 
@@ -175,8 +179,8 @@ def call_of(
     chosen, ulysses, across = _scheme(plan, scheme)
     options = {"scale": _scale(q, scale), "softcap": softcap, "alibi_slopes": alibi_slopes}
     if chosen in ("ulysses", "2d"):
-        return HeadsForRows(ranks, plan, ulysses, across, options)
-    return KeysToRows(ranks, layout_of(plan, ranks.rank, chosen), chosen, options)
+        return HeadsForRows(ranks, plan, ulysses, across, options, q.device)
+    return KeysToRows(ranks, layout_of(plan, ranks.rank, chosen, q.device), chosen, options)
 
 
 def _scheme(plan: Plan, scheme: str) -> tuple[str, int, str]:
@@ -204,14 +208,13 @@ def _refuse_others(others: dict[str, Any]) -> None:
             raise ValueError(f"[{_NAME}] {name} is given: served are scale, softcap, alibi_slopes, sink and return_lse")
 
 
-def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, operation: str = _NAME) -> bool:
+def _check(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, operation: str = _NAME, devices: tuple[str, ...] = DEVICES
+) -> bool:
     """Whether rows are packed."""
     packed = q.dim() == 3
+    check_device(operation, devices, q=q, k=k, v=v)
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.device.type != "cpu":
-            raise ValueError(
-                f"[{operation}] {name} is on {x.device}: attention over several processes is on the CPU so far"
-            )
         if x.dtype not in _DTYPES or x.dtype != q.dtype:
             raise ValueError(
                 f"[{operation}] {name} is {x.dtype}: q, k and v must have one dtype, float32, float16 or bfloat16"
@@ -238,6 +241,18 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, operation: str = _
     return packed
 
 
+def check_device(operation: str, devices: tuple[str, ...], **tensors: torch.Tensor) -> None:
+    first = next(iter(tensors.values()))
+    for name, x in tensors.items():
+        if x.device.type not in devices:
+            where = "on the CPU" if len(devices) == 1 else "on the CPU or a CUDA GPU"
+            raise ValueError(f"[{operation}] {name} is on {x.device}: over several processes it must be {where}")
+        if x.device != first.device:
+            raise ValueError(
+                f"[{operation}] {name} is on {x.device} and {next(iter(tensors))} on {first.device}: they must be on one device"
+            )
+
+
 def _check_rows(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: Plan, rank: int, packed: bool, operation: str = _NAME
 ) -> None:
@@ -251,7 +266,7 @@ def _check_rows(
 def _check_heads(x: torch.Tensor | None, name: str, q: torch.Tensor, operation: str = _NAME) -> None:
     if x is not None and (x.dtype != torch.float32 or tuple(x.shape) != (q.shape[2],) or x.device != q.device):
         raise ValueError(
-            f"[{operation}] {name} is {x.dtype} {list(x.shape)} on {x.device}: it must be float32 [H], [{q.shape[2]}], on the CPU"
+            f"[{operation}] {name} is {x.dtype} {list(x.shape)} on {x.device}: it must be float32 [H], [{q.shape[2]}], on {q.device}"
         )
 
 
@@ -309,7 +324,9 @@ def gradients(
     wants_sink: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """dq, dk and dv in the operands' dtype, and dsink."""
-    rows = RowGradients(q, out, lse, torch.zeros_like(out) if d_o is None else d_o, d_lse, torch.zeros(q.shape))
+    rows = RowGradients(
+        q, out, lse, torch.zeros_like(out) if d_o is None else d_o, d_lse, torch.zeros(q.shape, device=q.device)
+    )
     dk, dv = call.backward(rows, k, v, sink)
     dsink = None
     if wants_sink:

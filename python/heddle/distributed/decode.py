@@ -9,7 +9,7 @@ import torch
 from .._options import causal_code, flag, pair
 from ..functional import attention, merge_attention
 from ..hosts import offsets
-from .attention import _bits, _number
+from .attention import DEVICES, _bits, _number, check_device
 from .pieces import CAUSAL_NAMES
 from .ranks import Ranks, name_of
 
@@ -90,7 +90,7 @@ def decode(
 
     Every rank calls this at the same place of its program, with the same q and with its own cache. Each computes with its own keys;
     then one exchange gives every rank the others' (o, lse), in float32, and each merges them in the order of ranks. New keys are
-    written before, by the rank that is to hold them (``heddle.append_kv_cache``). For inference: no gradient. On the CPU.
+    written before, by the rank that is to hold them (``heddle.append_kv_cache``). For inference: no gradient. On the CPU and on GPUs.
 
     Which keys a row attends: every key that is in the caches, which is right where those hold no key behind the row. With causal
     "top_left", or a window, positions of the whole sequence decide, wherever a key lies: row i stands at q_offset[b] + i, and key j of
@@ -201,6 +201,7 @@ def decoded(
             "sink": int(sink is not None),
         },
         _SHOWN,
+        q.device,
     )
     behind = batch * rows * heads * v_cache.shape[3]
 
@@ -208,7 +209,7 @@ def decoded(
         """o [B, Sq, H, Dv] and lse [B, H, Sq], as they lie in a message."""
         return message[:behind].view(batch, rows, heads, v_cache.shape[3]), message[behind:].view(batch, heads, rows)
 
-    own = torch.empty(behind + batch * rows * heads)
+    own = torch.empty(behind + batch * rows * heads, device=q.device)
     o, lse = parts_of(own)
     attention(
         q,
@@ -258,11 +259,8 @@ def _positions(name: str, value: torch.Tensor | int | None, q: torch.Tensor) -> 
 
 
 def _check(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
+    check_device(_NAME, DEVICES, q=q, k_cache=k_cache, v_cache=v_cache)
     for name, x in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
-        if x.device.type != "cpu":
-            raise ValueError(
-                f"[{_NAME}] {name} is on {x.device}: attention over several processes is on the CPU so far"
-            )
         if x.dim() != 4:
             raise ValueError(
                 f"[{_NAME}] {name} is {list(x.shape)}: q must be [B, Sq, H, D], and caches [Bc, Smax, Hkv, D or Dv] or pages "
@@ -288,7 +286,7 @@ def _check_heads(x: torch.Tensor | None, name: str, q: torch.Tensor, *, batched:
         rule = "[H] or [B, H]" if batched else "[H]"
         raise ValueError(
             f"[{_NAME}] {name} is {x.dtype} {list(x.shape)} on {x.device}: it must be float32 {rule}, "
-            f"{' or '.join(map(str, shapes))}, on the CPU"
+            f"{' or '.join(map(str, shapes))}, on {q.device}"
         )
 
 

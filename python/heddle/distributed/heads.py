@@ -51,7 +51,7 @@ class _Groups(NamedTuple):
     places: list[torch.Tensor]
 
 
-def _groups_of(plan: Plan, rank: int, size: int) -> _Groups:
+def _groups_of(plan: Plan, rank: int, size: int, device: torch.device) -> _Groups:
     def made() -> _Groups:
         groups = plan.grouped(size)
         group = rank // size
@@ -59,10 +59,10 @@ def _groups_of(plan: Plan, rank: int, size: int) -> _Groups:
         rows = groups.rows_of_rank(group)
         place_of[rows.numpy()] = np.arange(len(rows))
         members = range(group * size, (group + 1) * size)
-        places = [torch.from_numpy(place_of[plan.rows_of_rank(member).numpy()]) for member in members]
+        places = [torch.from_numpy(place_of[plan.rows_of_rank(member).numpy()]).to(device) for member in members]
         return _Groups(groups, [len(at) for at in places], places)
 
-    kept: _Groups = plan._keep(("groups", rank, size), made)
+    kept: _Groups = plan._keep(("groups", rank, size, device), made)
     return kept
 
 
@@ -72,15 +72,17 @@ class HeadsForRows:
     size: how many ranks, one after the other, exchange heads for rows. across: the scheme between such groups.
     """
 
-    def __init__(self, ranks: Ranks, plan: Plan, size: int, across: str, options: dict[str, Any]) -> None:
-        groups = _groups_of(plan, ranks.rank, size)
+    def __init__(
+        self, ranks: Ranks, plan: Plan, size: int, across: str, options: dict[str, Any], device: torch.device
+    ) -> None:
+        groups = _groups_of(plan, ranks.rank, size, device)
         self.ranks, self.size, self.options = ranks, size, options
         self.lengths, self.places = groups.lengths, groups.places
         self.place = ranks.rank % size
         first = ranks.rank - self.place
         self._inside = ranks.subset(range(first, first + size))
         self._across = ranks.subset(range(self.place, ranks.size, size))
-        self._layout = layout_of(groups.plan, ranks.rank // size, across)
+        self._layout = layout_of(groups.plan, ranks.rank // size, across, device)
         self._scheme = across
 
     def forward(
@@ -89,7 +91,7 @@ class HeadsForRows:
         shares = self._shares(q, k)
         q, k, v = self._to_heads(((q, False), (k, True), (v, True)), shares, "rows exchanged for heads")
         o = q.new_empty(*q.shape[:3], v.shape[3])
-        lse = torch.empty(q.shape[0], q.shape[1], q.shape[2])  # [B, rows, H], as everything that moves
+        lse = q.new_empty(q.shape[:3], dtype=torch.float32)  # [B, rows, H], as everything that moves
         for part, sinks, call in self._calls(shares, k, sink):
             q_part, k_part, v_part = q[:, :, part.heads], k[:, :, part.kv_heads], v[:, :, part.kv_heads]
             o[:, :, part.heads], lse_part = call.forward(q_part, k_part, v_part, sinks)
@@ -112,10 +114,10 @@ class HeadsForRows:
         )
         lse, d_lse, o, d_o, q, k, v = self._to_heads(moved, shares, "rows and gradients exchanged for heads")
         lse, d_lse = (x[..., 0].transpose(1, 2) for x in (lse, d_lse))
-        dq, dk, dv = torch.zeros_like(q), torch.empty(k.shape), torch.empty(v.shape)
+        dq, dk, dv = torch.zeros_like(q), *(torch.empty(x.shape, device=x.device) for x in (k, v))
         for part, sinks, call in self._calls(shares, k, sink):
             at, keys = part.heads, part.kv_heads
-            dq_part = torch.zeros(q[:, :, at].shape)
+            dq_part = torch.zeros(q[:, :, at].shape, device=q.device)
             of_part = RowGradients(q[:, :, at], o[:, :, at], lse[:, at], d_o[:, :, at], d_lse[:, at], dq_part)
             dk[:, :, keys], dv[:, :, keys] = call.backward(of_part, k[:, :, keys], v[:, :, keys], sinks)
             dq[:, :, at] = dq_part  # rounded here, once

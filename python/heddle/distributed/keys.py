@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -35,6 +36,50 @@ class Block(NamedTuple):
         )
 
 
+def _direct(x: torch.Tensor, runs: list[slice] | None) -> bool:
+    """Whether the rows [B, rows, heads, size] of these runs lie one behind the other in memory, and so go as they are."""
+    return runs is not None and x.shape[0] == 1
+
+
+def _taken(x: torch.Tensor, runs: list[slice] | None, index: torch.Tensor) -> list[torch.Tensor]:
+    """Rows of x as messages: of each run its own, else all in one."""
+    if runs is not None and x.shape[0] == 1:
+        return [x[0, run].contiguous() for run in runs]
+    return [x.index_select(1, index)]
+
+
+def _room(x: torch.Tensor, runs: list[slice] | None, index: torch.Tensor) -> list[torch.Tensor]:
+    """Memory for the messages of such rows."""
+    if runs is not None and x.shape[0] == 1:
+        return [x.new_empty(run.stop - run.start, *x.shape[2:]) for run in runs]
+    return [x.new_empty(x.shape[0], len(index), *x.shape[2:])]
+
+
+def _place(
+    x: torch.Tensor, runs: list[slice] | None, index: torch.Tensor, parts: list[torch.Tensor], add: bool = False
+) -> None:
+    """Messages where their rows are, or added there."""
+    if runs is not None and x.shape[0] == 1:
+        for run, part in zip(runs, parts):
+            if add:
+                x[0, run] += part
+            else:
+                x[0, run] = part
+        return
+    if add:
+        x.index_add_(1, index, parts[0])
+    else:
+        x.index_copy_(1, index, parts[0])
+
+
+def _paired(
+    out: list[torch.Tensor], into: list[torch.Tensor], rank: int
+) -> list[tuple[torch.Tensor, int, torch.Tensor, int]]:
+    """Moves that send the one to a rank and receive the other from it."""
+    nothing = torch.empty(0)
+    return [(a, rank, b, rank) for a, b in zip_longest(out, into, fillvalue=nothing)]
+
+
 class KeysToRows:
     """One call, forward and backward, over its ranks, by ``gather``, ``ring`` or ``needed``."""
 
@@ -50,22 +95,28 @@ class KeysToRows:
 
     def at_once(self, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """All keys and values, in the whole's order, or those that this rank's rows need, in the same."""
-        block, layout = self.block(k, v), self.layout
-        if self.scheme == "gather":
-            lengths = layout.lengths
-            parts = self.ranks.all_gather(block.joined(k, v), [block.length(n) for n in lengths], "keys gathered")
-        else:
-            lengths = [len(places) for places in layout.places]
-            given = [block.joined(k.index_select(1, rows), v.index_select(1, rows)) for rows in layout.given]
-            parts = self.ranks.all_to_all(given, [block.length(n) for n in lengths], "needed keys sent")
-        made = (
-            torch.empty if sum(lengths) == layout.keys else torch.zeros
-        )  # of lists, what is not needed has a place, too
-        all_k, all_v = (made(x.shape[0], layout.keys, *x.shape[2:], dtype=x.dtype) for x in (k, v))
-        for part, length, places in zip(parts, lengths, layout.places):
-            k_part, v_part = block.parts(part, length)
-            all_k.index_copy_(1, places, k_part)
-            all_v.index_copy_(1, places, v_part)
+        shares = self.layout.shares
+        # Of lists, what is not needed has a place, too.
+        made = torch.empty if sum(len(share.places) for share in shares) == self.layout.keys else torch.zeros
+        all_k, all_v = (
+            made(x.shape[0], self.layout.keys, *x.shape[2:], dtype=x.dtype, device=x.device) for x in (k, v)
+        )
+        moves, put = [], []
+        for r, share in enumerate(shares):
+            for x, whole in ((k, all_k), (v, all_v)):
+                out = _taken(x, share.out_of, share.given)
+                if r == self.ranks.rank:
+                    _place(whole, share.into, share.places, out)
+                    continue
+                if _direct(whole, share.into):
+                    into = _taken(whole, share.into, share.places)  # views
+                else:
+                    into = _room(whole, share.into, share.places)
+                    put.append((whole, share, into))
+                moves += _paired(out, into, r)
+        self.ranks.start(moves, "keys gathered" if self.scheme == "gather" else "needed keys sent").wait()
+        for whole, share, into in put:
+            _place(whole, share.into, share.places, into)
         return all_k, all_v
 
     def passed_round(
@@ -109,7 +160,7 @@ class KeysToRows:
 
         def added(pieces: list[Piece], k_part: torch.Tensor, v_part: torch.Tensor) -> torch.Tensor:
             """What these rows add to the gradients of a buffer of keys."""
-            share = torch.zeros(block.length(k_part.shape[1]))
+            share = torch.zeros(block.length(k_part.shape[1]), device=k.device)
             rows.add(pieces, k_part, v_part, *block.parts(share, k_part.shape[1]), merged, options)
             return share
 
@@ -119,20 +170,27 @@ class KeysToRows:
         return self.home(dk, dv, k.shape[1])
 
     def home(self, dk: torch.Tensor, dv: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of what each rank adds to the gradients of keys and values that at_once() gave it, float32, the sums for this rank's rows."""
-        block = self.block(dk, dv)
-        parts = [block.joined(*(x.index_select(1, at) for x in (dk, dv))) for at in self.layout.places]
-        if self.scheme == "gather":
-            return block.parts(self.ranks.reduce_scatter(parts, "gradients of keys summed"), rows)
-        # Of each key the shares of those ranks that need it, in the order of ranks.
-        lengths = [len(given) for given in self.layout.given]
-        came = self.ranks.all_to_all(parts, [block.length(n) for n in lengths], "gradients of needed keys returned")
-        dk, dv = (torch.zeros(x.shape[0], rows, *x.shape[2:]) for x in (dk, dv))
-        for share, given, length in zip(came, self.layout.given, lengths):
-            k_share, v_share = block.parts(share, length)
-            dk.index_add_(1, given, k_share)
-            dv.index_add_(1, given, v_share)
-        return dk, dv
+        """Of what each rank adds to the gradients of keys and values that at_once() gave it, float32, the sums for this rank's rows: of
+        each the shares of those ranks that had it, in the order of ranks."""
+        shares = self.layout.shares
+        moves, of_ranks = [], []
+        for r, share in enumerate(shares):
+            came = []
+            for x in (dk, dv):
+                out = _taken(x, share.into, share.places)
+                came.append(out if r == self.ranks.rank else _room(x, share.out_of, share.given))
+                if r != self.ranks.rank:
+                    moves += _paired(out, came[-1], r)
+            of_ranks.append(came)
+        what = "gradients of keys summed" if self.scheme == "gather" else "gradients of needed keys returned"
+        self.ranks.start(moves, what).wait()
+        first_has_all = len(shares[0].given) == rows
+        made = torch.empty if first_has_all else torch.zeros
+        totals = [made(x.shape[0], rows, *x.shape[2:], device=x.device) for x in (dk, dv)]
+        for r, (share, came) in enumerate(zip(shares, of_ranks)):
+            for total, parts in zip(totals, came):
+                _place(total, share.out_of, share.given, parts, add=r > 0 or not first_has_all)
+        return totals[0], totals[1]
 
     def _ring_backward(
         self,
@@ -143,9 +201,9 @@ class KeysToRows:
     ) -> torch.Tensor:
         """A rank keeps what it adds to its own keys' gradients. What others add goes on from the next rank to the last, and home."""
         hops = len(self.layout.steps) - 1
-        own = torch.empty(0)
+        own = k.new_empty(0, dtype=torch.float32)
         transfer: Transfer | None = None
-        came = torch.empty(0)  # the sum of the ranks before this one
+        came = own  # the sum of the ranks before this one
         for step, pieces, k_part, v_part in self.passed_round(k, v):
             share = added(pieces, k_part, v_part)
             if step == 0:
@@ -156,7 +214,7 @@ class KeysToRows:
                 share = came + share
             last = step == hops
             to, source = (self.before(hops), self.before(-hops)) if last else (self.before(-1), self.before(1))
-            came = torch.empty(block.length(self.layout.lengths[self.before(0 if last else step + 1)]))
+            came = share.new_empty(block.length(self.layout.lengths[self.before(0 if last else step + 1)]))
             transfer = self.ranks.start(
                 [(share, to, came, source)], f"gradients of keys passed on, step {step} of {hops}"
             )

@@ -16,7 +16,7 @@ from ..nsa.branches import FORCED
 from ..nsa.kernels import pool_keys, select_blocks
 from .attention import _check, _check_rows
 from .keys import KeysToRows
-from .pieces import Layout, exchange
+from .pieces import Layout, share_of, shares_of_needs
 from .plan import Plan, Run
 from .ranks import Ranks
 from .sparse import (
@@ -94,7 +94,7 @@ def parallel_nsa(
             "is causal, and says its window itself"
         )
     ranks = Ranks(_NAME, plan, group, timeout)
-    if _check(q, k, v, _NAME):
+    if _check(q, k, v, _NAME, ("cpu",)):
         raise ValueError(f"[{_NAME}] q is {list(q.shape)}: it must be [B, rows, HQ, D]")
     _check_rows(q, k, v, plan, ranks.rank, False, _NAME)
     count = checks.integer(_NAME, "block_counts", block_counts, 0)
@@ -196,10 +196,12 @@ def _pooled(ranks: Ranks, plan: Plan, k: torch.Tensor, v: torch.Tensor, size: in
     )
     blocks = [np.flatnonzero(owner == r) for r in range(plan.ranks)]
     needs = [(of_rank[:, None] * size + np.arange(size)).flatten() for of_rank in blocks]
-    places, given = exchange(plan, ranks.rank, needs)
-    own = Layout([plan.rows_of(r) for r in range(plan.ranks)], [], True, len(needs[ranks.rank]), places, given)
+    lengths = [plan.rows_of(r) for r in range(plan.ranks)]
+    own = Layout(lengths, [], True, len(needs[ranks.rank]), shares_of_needs(plan, ranks.rank, needs))
     means = (pool_keys(x, size) for x in _fetched(ranks, own, "needed", k, v))
-    everywhere = Layout([len(x) for x in blocks], [], True, count, [torch.from_numpy(x) for x in blocks], [])
+    local = np.arange(len(blocks[ranks.rank]))
+    shares = [share_of(np.arange(len(x)), x, local, blocks[ranks.rank]) for x in blocks]
+    everywhere = Layout([len(x) for x in blocks], [], True, count, shares)
     return _fetched(ranks, everywhere, "gather", *means)
 
 

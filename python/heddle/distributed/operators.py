@@ -112,7 +112,8 @@ for _name, _kernel, _of_shapes in (
     ("distributed_attention_backward", _backward_kernel, _backward_fake),
     ("distributed_decode", _decode, _decode_fake),
 ):
-    _LIBRARY.impl(_name, _kernel, "CPU")
+    for _device in ("CPU", "CUDA"):
+        _LIBRARY.impl(_name, _kernel, _device)
     torch.library.register_fake(f"heddle::{_name}", _of_shapes, lib=_LIBRARY)
 torch.library.register_autograd(
     "heddle::distributed_attention", _backward, setup_context=_save_for_backward, lib=_LIBRARY

@@ -17,8 +17,8 @@ CAUSAL_NAMES = {CAUSAL_CODES[corner]: corner for corner in Causal}
 Where = Any  # of a batch: all of it, or one sequence
 
 
-def _int32(numbers: bytes) -> torch.Tensor:
-    return torch.from_numpy(np.frombuffer(numbers, np.int32).copy())
+def _int32(numbers: bytes, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(np.frombuffer(numbers, np.int32).copy()).to(device)
 
 
 class Piece(NamedTuple):
@@ -46,10 +46,10 @@ class Piece(NamedTuple):
         return x[where][..., self.rows]
 
 
-def _piece(items: Any) -> Piece:
+def _piece(items: Any, device: torch.device) -> Piece:
     (q_begin, q_end, key_begin, key_end, causal, left, right, q_step, key_step, *numbers, max_q, max_k, first) = items
-    cu_q, cu_k, q_offset, key_offset = (_int32(x) for x in numbers)
     options = dict(causal=CAUSAL_NAMES[causal], window=(left, right), q_step=q_step, key_step=key_step)
+    cu_q, cu_k, q_offset, key_offset = (_int32(x, device) for x in numbers)
     if len(q_offset) == 1:
         options |= dict(q_offset=int(q_offset), key_offset=int(key_offset))
     else:
@@ -58,53 +58,96 @@ def _piece(items: Any) -> Piece:
     return Piece(slice(q_begin, q_end), slice(key_begin, key_end), options, first)
 
 
+class Share(NamedTuple):
+    """What goes between this rank and another one.
+
+    places: where the other's keys lie in this rank's buffer of keys; given: of this rank's own keys those that go to the other; int64.
+    into, out_of: the same as slices, where they are no more than a few runs that lie one behind the other on both ranks.
+    """
+
+    places: torch.Tensor
+    given: torch.Tensor
+    into: list[slice] | None
+    out_of: list[slice] | None
+
+    def to(self, device: torch.device) -> Share:
+        return self._replace(places=self.places.to(device), given=self.given.to(device))
+
+
+_MOST_RUNS = 8  # each is a message of its own, of k and of v
+
+
+def share_of(theirs: Any, places: Any, given: Any, at: Any) -> Share:
+    """theirs: the other's rows that come, places: where they go; given: this rank's rows that go, at: where the other puts them. int64
+    arrays, in the order of sending."""
+    into, out_of = _runs(places, theirs), _runs(given, at)
+    return Share(torch.from_numpy(places.copy()), torch.from_numpy(given.copy()), into, out_of)
+
+
+def _runs(here: Any, there: Any) -> list[slice] | None:
+    """Slices of `here` that are runs in both, if they are few: both ranks find the same."""
+    if len(here) == 0:
+        return []
+    cuts = np.flatnonzero((np.diff(here) != 1) | (np.diff(there) != 1)) + 1
+    if len(cuts) >= _MOST_RUNS:
+        return None
+    ends = [*cuts.tolist(), len(here)]
+    return [slice(int(here[a]), int(here[a]) + b - a) for a, b in zip([0, *ends], ends)]
+
+
 class Layout(NamedTuple):
     """What a call needs of its plan, which it does not hold: autograd may keep it until the interpreter has ended.
 
     lengths: how many rows each rank has. steps: pieces, of ``ring`` one list for each rank whose keys come by, else one list. whole:
     each row is in one piece, so that nothing is merged. keys: how many a rank has at once, but in ``ring``: all in the whole's order,
-    or those that it needs. places: of each rank's keys where they lie among those, int64. given: which of this rank's keys each rank
-    needs; of ``needed`` alone.
+    or those that it needs. shares: with each rank, but in ``ring``.
     """
 
     lengths: list[int]
     steps: list[list[Piece]]
     whole: bool
     keys: int
-    places: list[torch.Tensor]
-    given: list[torch.Tensor]
+    shares: list[Share]
 
 
-def layout_of(plan: Plan, rank: int, scheme: str) -> Layout:
+def layout_of(plan: Plan, rank: int, scheme: str, device: torch.device) -> Layout:
     def made() -> Layout:
-        steps = [[_piece(items) for items in step] for step in plan._native.pieces(rank, scheme)]
+        steps = [[_piece(items, device) for items in step] for step in plan._native.pieces(rank, scheme)]
         pieces = [piece for step in steps for piece in step]
         covered = sum(piece.rows.stop - piece.rows.start for piece in pieces)
         once = all(piece.first for piece in pieces) and covered == plan.rows_of(rank) and scheme != "ring"
         ranks = range(plan.ranks)
         lengths = [plan.rows_of(r) for r in ranks]
-        if scheme != "needed":
-            return Layout(lengths, steps, once, plan.rows, [plan.rows_of_rank(r) for r in ranks], [])
-        places, given = exchange(plan, rank, [np.frombuffer(plan._native.needed_keys(r), np.int64) for r in ranks])
-        return Layout(lengths, steps, once, sum(map(len, places)), places, given)
+        if scheme == "ring":
+            return Layout(lengths, steps, once, plan.rows, [])
+        if scheme == "gather":
+            keys = plan.rows
+            rows = [plan.rows_of_rank(r).numpy() for r in ranks]
+            local = np.arange(lengths[rank])
+            shares = [share_of(np.arange(lengths[r]), rows[r], local, rows[rank]) for r in ranks]
+        else:
+            needed = [np.frombuffer(plan._native.needed_keys(r), np.int64) for r in ranks]
+            keys, shares = len(needed[rank]), shares_of_needs(plan, rank, needed)
+        return Layout(lengths, steps, once, keys, [share.to(device) for share in shares])
 
-    kept: Layout = plan._keep((scheme, rank), made)
+    kept: Layout = plan._keep((scheme, rank, device), made)
     return kept
 
 
-def exchange(plan: Plan, rank: int, needed: list[Any]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Layout's places, among the keys that this rank needs, and given, of the keys that each rank needs, numbers of the whole's rows in
-    ascending order."""
+def shares_of_needs(plan: Plan, rank: int, needed: list[Any], in_place: bool = False) -> list[Share]:
+    """needed: of each rank the keys that it needs, numbers of the whole's rows in ascending order; they lie one behind the other in its
+    buffer, or in_place, where they lie in the whole."""
     inverse = plan.inverse()
     ends = np.cumsum([plan.rows_of(r) for r in range(plan.ranks)])
-    begin = ends[rank] - plan.rows_of(rank)
-    places, given = [], []
-    owner_of_own = np.searchsorted(ends, inverse[needed[rank]], side="right")
-    for r in range(plan.ranks):
-        places.append(torch.from_numpy(np.flatnonzero(owner_of_own == r)))
-        at = inverse[needed[r]]
-        given.append(torch.from_numpy(at[(at >= begin) & (at < ends[rank])] - begin))
-    return places, given
+    begins = ends - [plan.rows_of(r) for r in range(plan.ranks)]
+
+    def between(source: int, to: int) -> tuple[Any, Any]:
+        """Rows of one rank that another needs, and where it puts them."""
+        at = inverse[needed[to]]
+        chosen = np.flatnonzero((at >= begins[source]) & (at < ends[source]))
+        return at[chosen] - begins[source], needed[to][chosen] if in_place else chosen
+
+    return [share_of(*between(r, rank), *between(rank, r)) for r in range(plan.ranks)]
 
 
 class Sum:
@@ -112,8 +155,8 @@ class Sum:
 
     def __init__(self, q: torch.Tensor, head_size_v: int) -> None:
         batch, rows, heads, _ = q.shape
-        self.o = torch.zeros(batch, rows, heads, head_size_v)
-        self.lse = torch.full((batch, heads, rows), -torch.inf)
+        self.o = torch.zeros(batch, rows, heads, head_size_v, device=q.device)
+        self.lse = torch.full((batch, heads, rows), -torch.inf, device=q.device)
 
     def add(
         self, pieces: list[Piece], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]
@@ -141,7 +184,8 @@ def forward_whole(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Where each row is in one piece."""
     batch, rows, heads, _ = q.shape
-    o, lse = q.new_empty(batch, rows, heads, v.shape[3]), torch.empty(batch, heads, rows)
+    o = q.new_empty(batch, rows, heads, v.shape[3])
+    lse = torch.empty(batch, heads, rows, device=q.device)
     for piece in pieces:
         for where in piece.calls(batch):
             attention(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -26,7 +27,8 @@ def group_of(name: str) -> dist.ProcessGroup | None:
 
 
 class Transfer:
-    """Exchanges on their way. wait() returns when what was to come is there and what was sent may be changed."""
+    """Exchanges on their way. Behind wait() what was to come is there and what was sent may be changed: of tensors on a GPU for what is
+    put on the current stream from then on. With a timeout it returns when that is so."""
 
     def __init__(self, ranks: Ranks, works: Sequence[tuple[Any, str]], what: str, held: Any) -> None:
         self._ranks = ranks
@@ -35,15 +37,29 @@ class Transfer:
         self._held = held  # sent memory, until it has gone
 
     def wait(self) -> None:
+        timeout = self._ranks.timeout
+        on_gpu = any(x.is_cuda for out, _, into, _ in self._held or () for x in (out, into))
         for work, whom in self._works:
             try:
-                if self._ranks.timeout is None:
+                if timeout is None:
                     work.wait()
+                elif on_gpu:
+                    _await_stream(work, timeout)
                 else:
-                    work.wait(self._ranks.timeout)
+                    work.wait(timeout)
             except RuntimeError as error:
                 raise self._ranks.lost(self._what, whom, error) from error
         self._held = None
+
+
+def _await_stream(work: Any, timeout: timedelta) -> None:
+    """Looks until the exchange has ended on its stream, which for a rank that is gone it may never do."""
+    end = time.monotonic() + timeout.total_seconds()
+    while not work.is_completed():
+        if time.monotonic() > end:
+            raise RuntimeError("it has not ended")
+        time.sleep(20e-6)
+    work.wait()
 
 
 class Ranks:
@@ -131,16 +147,33 @@ class Ranks:
             total += share
         return total.view_as(x)
 
-    def agree(self, words: dict[str, int], shown: dict[str, Callable[[int], object]]) -> None:
+    def serve(self, device: torch.device) -> None:
+        """Raises unless the group carries tensors of the device."""
+        if self.group is not None and device.type not in [x.type for x in self.group._device_types]:
+            raise ValueError(
+                f"[{self.operation}] tensors are on {device}, which the group does not carry (its backend: {dist.get_backend(self.group)}): "
+                'GPUs need "nccl", or "cpu:gloo,cuda:nccl", of init_process_group or new_group'
+            )
+
+    def agree(
+        self, words: dict[str, int], shown: dict[str, Callable[[int], object]], device: torch.device | None = None
+    ) -> None:
         """Compares with all ranks what this group has not compared yet; every rank raises where they differ. shown: what errors make
-        of a number that says nothing itself."""
+        of a number that says nothing itself. device: of the tensors that are to be exchanged; None: the CPU."""
         if self.group is None:
             return
+        device = device or torch.device("cpu")
         known = _agreed.setdefault(self.group, set())
         own = tuple(words.values())
-        if own in known:
+        if (device.type, own) in known:
             return
-        of_rank = self.all_gather(torch.tensor(own, dtype=torch.int64), [len(own)] * self.size, "plans compared")
+        self.serve(device)
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                f"[{self.operation}] the call is captured in a graph and ranks have not compared it: make it once before"
+            )
+        numbers = torch.tensor(own, dtype=torch.int64, device=device)
+        of_rank = self.all_gather(numbers, [len(own)] * self.size, "plans compared")
         for rank, theirs in enumerate(of_rank):
             for name, first, here in zip(words, of_rank[0].tolist(), theirs.tolist()):
                 if first != here:
@@ -148,7 +181,7 @@ class Ranks:
                     raise ValueError(
                         f"[{self.operation}] ranks do not agree: {name} is {show(first)} on rank 0 and {show(here)} on rank {rank}"
                     )
-        known.add(own)
+        known.add((device.type, own))
 
     def lost(self, what: str, whom: str, error: Exception) -> RuntimeError:
         within = "" if self.timeout is None else f", within {self.timeout.total_seconds():g} s"
@@ -165,4 +198,4 @@ class Ranks:
 
 
 #: What the ranks of each group have found to be the same.
-_agreed: weakref.WeakKeyDictionary[dist.ProcessGroup, set[tuple[int, ...]]] = weakref.WeakKeyDictionary()
+_agreed: weakref.WeakKeyDictionary[dist.ProcessGroup, set[tuple[str, tuple[int, ...]]]] = weakref.WeakKeyDictionary()

@@ -133,8 +133,9 @@ class SDPA:
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
     ) -> torch.Tensor:
         """attention(), with the casts that an operator has from torch.autocast."""
-        if torch.is_autocast_enabled("cpu"):
-            dtype = torch.get_autocast_dtype("cpu")
+        device = query.device.type
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
             query, key, value = (x if x.dtype == torch.float64 else x.to(dtype) for x in (query, key, value))
         return self.attention(query, key, value, *args, **kwargs)
 
@@ -155,7 +156,7 @@ class _Traced(TorchFunctionMode):
 
 
 _OPERATOR = torch.ops.aten.scaled_dot_product_attention.default
-#: Above torch's choice of a kernel and its derivatives, but for GPUs only so that their tensors are refused.
+#: Above torch's choice of a kernel and its derivatives.
 _KEYS = ("CPU", "AutogradCPU", "CUDA", "AutogradCUDA")
 
 _lock = threading.Lock()

@@ -55,6 +55,7 @@ def unshard(
         raise ValueError(f"[{operation}] x requires a gradient, which ends here: give x.detach()")
     if isinstance(x, torch.Tensor):
         ranks = Ranks(operation, plan, group, timeout)
+        ranks.serve(x.device)
         _check(operation, x, plan, ranks.rank, dim)
         rows_first = x.movedim(dim, 0).contiguous()
         lengths = [plan.rows_of(r) * rows_first.shape[1:].numel() for r in range(ranks.size)]

@@ -16,7 +16,7 @@ from ..sparse import options_tuple
 from ..sparse import sparse_attention as attention_of_lists
 from .attention import _bits, _check, _check_heads, _check_rows, _number, _scale, _signed
 from .keys import KeysToRows
-from .pieces import Layout, exchange
+from .pieces import Layout, shares_of_needs
 from .plan import Plan
 from .ranks import Ranks
 
@@ -121,7 +121,7 @@ def sparse_attention(
         raise TypeError(f"[{_NAME}] plan is a {type(plan).__name__}: it must be of heddle.distributed.plan")
     one_sequence(_NAME, plan)
     ranks = Ranks(_NAME, plan, group, timeout)
-    if _check(q, k, v, _NAME):
+    if _check(q, k, v, _NAME, ("cpu",)):
         raise ValueError(
             f"[{_NAME}] q is {list(q.shape)}: it must be [B, rows, H, D]; lists over ranks are not of packed rows"
         )
@@ -275,9 +275,8 @@ def _check_lists(lists: Lists, q: torch.Tensor, plan: Plan, rank: int) -> None:
 def layout_of_needs(plan: Plan, rank: int, needs: list[Any]) -> Layout:
     """What the scheme ``needed`` exchanges where rank r needs the keys needs[r], numbers of the whole's rows in ascending order; they
     lie where they lie in the whole, so that blocks and positions are the whole's. What is not needed is 0."""
-    places, given = exchange(plan, rank, needs)
-    at = torch.from_numpy(np.array(needs[rank], np.int64))
-    return Layout([plan.rows_of(r) for r in range(plan.ranks)], [], True, plan.rows, [at[x] for x in places], given)
+    lengths = [plan.rows_of(r) for r in range(plan.ranks)]
+    return Layout(lengths, [], True, plan.rows, shares_of_needs(plan, rank, needs, in_place=True))
 
 
 class _ListedKeysToRows:

@@ -1,4 +1,4 @@
-"""What ranks that share a layer send each other, forward and backward, on the CPU. Rows lie along the dimension before the last."""
+"""What ranks that share a layer send each other, forward and backward. Rows lie along the dimension before the last."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from ..distributed.attention import DEVICES
 from ..distributed.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -53,14 +54,14 @@ class Shared:
         return [None if p is None else next(given) for p in parameters]
 
     def _agree(self, name: str, x: torch.Tensor) -> None:
-        if x.device.type != "cpu" or x.dim() < 2 or x.dtype not in _DTYPES:
+        if x.device.type not in DEVICES or x.dim() < 2 or x.dtype not in _DTYPES:
             raise ValueError(
                 f"[{self.ranks.operation}] {name} is {x.dtype} {list(x.shape)} on {x.device}: it must be of floats, [..., rows, columns], "
-                "on the CPU"
+                "on the CPU or a CUDA GPU"
             )
         words = {"rows": x.shape[-2], "columns": x.shape[-1], "elements": x.numel(), "dtype": _DTYPES.index(x.dtype)}
         flags = {"sequence_parallel": int(self.sequence_parallel), "whether gradients are wanted": int(x.requires_grad)}
-        self.ranks.agree({"where": name == "y", **words, **flags}, _SHOWN)
+        self.ranks.agree({"where": name == "y", **words, **flags}, _SHOWN, x.device)
 
     def all_rows(self, x: torch.Tensor, what: str) -> torch.Tensor:
         x = x.contiguous()

@@ -11,6 +11,7 @@
 #include "cuda/common/tensor_map.h"
 #include "cuda/cost.h"
 #include "cuda/kernels.h"
+#include "cuda/sm90/attention/plan.h"
 #include "cuda/sm90/attention_bwd/launch.h"
 #include "cuda/sm90/attention_bwd/variants.h"
 #include "problem/attended_pairs.h"
@@ -19,6 +20,9 @@ namespace heddle::cuda {
 namespace {
 
 using namespace sm90::attention_bwd;
+using any::attention_bwd_rows::rounded_d_o;
+using any::attention_bwd_rows::rounded_d_o_bytes;
+using any::attention_bwd_rows::rounds_d_o;
 using any::attention_bwd_rows::rows_per_head;
 using any::attention_bwd_rows::statistics_bytes;
 
@@ -37,7 +41,9 @@ Refusal supports(const AttentionBackwardProblem& p) {
   if (Refusal reason = refuse_bias_gradient(p); !reason.empty()) return reason;
   if (p.softcap != 0 && has_planes(p)) return "it has no softcap beside alibi_slopes, a bias or a mask";
   if (p.dropout.p != 0) return "it has no dropout";
-  return "";
+  if (!p.piece()) return "";
+  if (p.alibi || p.bias || p.mask) return "it has no ALiBi, bias and mask beside q_offset and key_offset";
+  return sm90::attention::refuse_positions(p);
 }
 
 const Variant& variant_for(const AttentionBackwardProblem& p) {
@@ -61,7 +67,7 @@ double estimate(const AttentionBackwardProblem& p, int /*workers*/) {
 
 // Where everything lies in the workspace, in bytes from its begin.
 struct Layout {
-  std::int64_t lse_log2 = 0, delta, largest, dq, dk, dv, turns, turns_bytes, bytes;
+  std::int64_t lse_log2 = 0, delta, largest, dq, dk, dv, d_o, turns, turns_bytes, bytes;
 
   Layout(const AttentionBackwardProblem& p, const Variant& v, std::int64_t parts) {
     const std::int64_t word = sizeof(float), row = v.columns * word;
@@ -71,7 +77,8 @@ struct Layout {
     dq = largest + (p.bias ? statistics_bytes(p) : 0);
     dk = dq + p.H * rows_per_head(p) * row;
     dv = dk + key_sums;
-    turns = dv + key_sums;
+    d_o = dv + key_sums;
+    turns = d_o + rounded_d_o_bytes(p);
     turns_bytes = p.deterministic ? (1 + p.H * rows_per_head(p) / v.tile_q) * word : 0;  // with the ticket
     bytes = turns + turns_bytes;
   }
@@ -90,7 +97,8 @@ std::string describe(const AttentionBackwardProblem& p, int /*workers*/) {
               : p.softcap != 0 ? ", with a softcap"
                                : "",
               parts > 1 ? text(", ", parts, " CTAs share the heads of a kv head") : "", ", ",
-              p.B * p.Hkv * parts * ((p.Sk + v.tile_k - 1) / v.tile_k), " tiles of keys");
+              p.B * p.Hkv * parts * ((p.Sk + v.tile_k - 1) / v.tile_k), " tiles of keys",
+              rounds_d_o(p) ? ", d_o rounded first" : "", p.accumulate ? ", added to what is there" : "");
 }
 
 void launch(const AttentionBackwardProblem& p, const Runtime& runtime) {
@@ -107,7 +115,7 @@ std::span<const Variant> sm90::attention_bwd::variants(DType type) {
 Refusal sm90::attention_bwd::refuse_layout(const AttentionBackwardProblem& p) {
   if (Refusal reason = refuse_unmappable(p); !reason.empty()) return reason;
   if (p.B > 0 && p.q_rows > 0) {
-    for (const auto& [name, x] : {std::pair{"d_o", p.d_o}, {"dq", p.dq}}) {
+    for (const auto& [name, x] : {std::pair{"d_o", rounds_d_o(p) ? Operand{} : p.d_o}, {"dq", p.dq}}) {
       if (Refusal reason = refuse_unmappable(name, x); !reason.empty()) return reason;
     }
   }
@@ -148,6 +156,7 @@ void sm90::attention_bwd::launch_call(const AttentionBackwardProblem& p, const V
       .largest = p.bias ? floats(layout.largest) : nullptr,
       .sums = reinterpret_cast<uint4*>(memory + layout.dq),
       .words_per_row = row_bytes / static_cast<std::int64_t>(sizeof(uint4)),
+      .d_o = rounds_d_o(p) ? rounded_d_o(p, memory + layout.d_o) : Operand{},
   };
   if (p.B > 0 && p.q_rows > 0) launch_rows(p, rows, stream);
   if (p.dsink) launch_sink_gradient(p, rows, stream);
@@ -166,7 +175,7 @@ void sm90::attention_bwd::launch_call(const AttentionBackwardProblem& p, const V
   const std::int64_t q_batches = p.cu_seqlens_q ? 1 : p.B, k_batches = p.cu_seqlens_k ? 1 : p.B;
   if (p.k_rows > 0) {
     params.q = map(p.q, p.D, p.q_rows, p.H, q_batches, v.tile_q);
-    params.d_o = map(p.d_o, p.Dv, p.q_rows, p.H, q_batches, v.tile_q);
+    params.d_o = map(rows.d_o ? rows.d_o : p.d_o, p.Dv, p.q_rows, p.H, q_batches, v.tile_q);
     params.k = map(p.k, p.D, p.k_rows, p.Hkv, k_batches, v.tile_k);
     params.v = map(p.v, p.Dv, p.k_rows, p.Hkv, k_batches, v.tile_k);
   }
@@ -246,6 +255,7 @@ const AttentionBackwardKernel kSm90AttentionBackward = {
     .workspace = workspace,
     .launch = launch,
     .describe = describe,
+    .extras = kPiece | kFloat32Out | kFloat32Gradients,
     .costs = kCosts,
 };
 

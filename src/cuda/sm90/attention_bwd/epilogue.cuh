@@ -28,4 +28,28 @@ __device__ __forceinline__ void store_rows(T (&staging)[16][kPanel], std::byte* 
   }
 }
 
+// The same without rounding, from the registers: four lanes write 32 bytes of a row together. What is added to gets the
+// sum as it is rounded, so no FMA.
+template <int kCount>
+__device__ __forceinline__ void store_floats(std::byte* to, std::int64_t stride, int size, int rows,
+                                             const float (&d)[kCount], float factor, bool accumulate) {
+  const int lane = recomputed(static_cast<int>(threadIdx.x) % 32), first = 2 * (lane % 4);
+  float* const out = reinterpret_cast<float*>(to) + first;
+#pragma unroll
+  for (int j = 0; j < kCount / 4; ++j) {
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      const int r = lane / 4 + 8 * n;
+      if (r >= rows || 8 * j + first >= size) continue;
+      auto* const at = reinterpret_cast<float2*>(out + r * stride + 8 * j);
+      float2 x = make_float2(__fmul_rn(d[4 * j + 2 * n], factor), __fmul_rn(d[4 * j + 2 * n + 1], factor));
+      if (accumulate) {
+        const float2 before = *at;
+        x = make_float2(__fadd_rn(before.x, x.x), __fadd_rn(before.y, x.y));
+      }
+      *at = x;
+    }
+  }
+}
+
 }  // namespace heddle::cuda::sm90::attention_bwd

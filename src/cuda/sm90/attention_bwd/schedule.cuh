@@ -135,8 +135,10 @@ __device__ bool find_work(const Params& p, int tile, TileWork<typename C::Walk>&
   const bool takes_turns =
       p.turns != nullptr && __all_sync(0xffffffff, any::attention_bwd_rows::lie_apart(problem, threadIdx.x % 32, 32));
   if (at.sequence < 0 || threadIdx.x % 32 != 0) return false;
-  const Sequence s = bounded_sequence(problem, at.sequence);
-  const int sq = static_cast<int>(s.sq), sk = static_cast<int>(s.sk), off = static_cast<int>(s.off);
+  const Sequence s = bounded(problem, problem.sequence(at.sequence), false);
+  const int sq = static_cast<int>(s.sq), sk = static_cast<int>(s.sk);
+  // Sequences and windows of a piece are so short that farther apart no pair changes sides.
+  const int off = static_cast<int>(clamped(s.off, -kOpen / 2, kOpen / 2));
   w.first_key = at.tile * C::kTileK;
   w.stored_keys = min(static_cast<int>(s.k_rows) - w.first_key, C::kTileK);
   if (w.stored_keys <= 0) return false;

@@ -1,4 +1,5 @@
-// Gradients from their sums in f32: scaled, rounded, and put into rows. A block takes 64 rows of a head.
+// Gradients from their sums in f32: scaled, rounded to what is asked for, and put into rows or added to them. A block
+// takes 64 rows of a head.
 #pragma once
 
 #include "cuda/common/overlap.cuh"
@@ -37,9 +38,15 @@ __global__ void __launch_bounds__(kSumThreads)
         d[4 * m] += x.x, d[4 * m + 1] += x.y, d[4 * m + 2] += x.z, d[4 * m + 3] += x.w;
       }
     }
-    store_rows<T>(
-        staging[warp], sums.to.at(b, begin + row + 16 * warp, h) + panel * kPanel * static_cast<int>(sizeof(T)),
-        sums.to.stride_s, sums.size - panel * kPanel, static_cast<int>(rows - row) - 16 * warp, d, sums.factor);
+    std::byte* const to = sums.to.at(b, begin + row + 16 * warp, h);
+    const int size = sums.size - panel * kPanel, left = static_cast<int>(rows - row) - 16 * warp;
+    if (sums.to.dtype == DType::f32) {
+      store_floats(to + panel * kPanel * static_cast<int>(sizeof(float)), sums.to.stride_s, size, left, d, sums.factor,
+                   problem.accumulate);
+    } else {
+      store_rows<T>(staging[warp], to + panel * kPanel * static_cast<int>(sizeof(T)), sums.to.stride_s, size, left, d,
+                    sums.factor);
+    }
   }
 }
 

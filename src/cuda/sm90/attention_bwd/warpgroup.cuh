@@ -252,9 +252,13 @@ class Warpgroup {
     const Work& w = shared.work;
     const int warp = thread() / 32, first = key_row + 16 * warp;
     if (p.parts == 1) {
-      store_rows<T>(shared.staging[4 * warpgroup + warp].rows,
-                    to.at(w.k_batch, w.k_row + w.first_key + first, w.kv_head), to.stride_s, static_cast<int>(size),
-                    w.stored_keys - first, x, factor);
+      std::byte* const rows = to.at(w.k_batch, w.k_row + w.first_key + first, w.kv_head);
+      if (to.dtype == DType::f32) {
+        store_floats(rows, to.stride_s, static_cast<int>(size), w.stored_keys - first, x, factor, p.problem.accumulate);
+      } else {
+        store_rows<T>(shared.staging[4 * warpgroup + warp].rows, rows, to.stride_s, static_cast<int>(size),
+                      w.stored_keys - first, x, factor);
+      }
       return;
     }
     const std::int64_t row =

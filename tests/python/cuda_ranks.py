@@ -1,0 +1,121 @@
+"""Runs attention over GPUs, a process each, and writes what each case came to: what test_cuda_distributed.py asks. With
+HEDDLE_RANKS_DEVICE=cpu the same cases run on the CPU.
+
+usage: cuda_ranks.py RESULTS.json
+"""
+
+import dataclasses
+import os
+import sys
+
+if __name__ == "__main__":  # before the modules below read it; processes that are started from here inherit it
+    os.environ.setdefault("HEDDLE_RANKS_DEVICE", "cuda")
+
+import decode_ranks
+import distributed_ranks
+import heddle.distributed as hd
+import torch
+import torch.distributed as dist
+from distributed_ranks import DEVICE, SECONDS, Case
+
+
+def cases():
+    """Those of the CPU, but for ALiBi, whose gradient pieces on GPUs have not; and some of more than one tile."""
+    wide = dict(heads=(8, 2), sizes=(128, 128), dtype=torch.bfloat16)
+    ends = [0, 3, 130, 130, 700, 1150]
+    return [
+        *(case for case in distributed_ranks.cases() if not case.alibi),
+        Case("bfloat16_causal", 1153, dict(causal="top_left"), **wide),
+        Case("bfloat16_causal_batch", 700, dict(causal="top_left"), batch=2, **wide),
+        Case("bfloat16_full", 517, dict(order="contiguous"), **wide),
+        Case("half_window_sink", 900, dict(causal="top_left", window=(200, 0)), sink=True, **wide | dict(dtype=torch.float16)),
+        Case("bfloat16_documents", 1150, dict(causal="top_left", cu_seqlens=ends, order="per_document"), packed=True, **wide),
+        Case("bfloat16_documents_balanced", 1150, dict(causal="top_left", cu_seqlens=ends, order="balanced"), **wide),
+        Case("bfloat16_striped", 640, dict(causal="top_left", order="striped"), **wide),
+    ]  # fmt: skip
+
+
+def operands(seed, rows, dtype=torch.bfloat16):
+    torch.manual_seed(seed)
+    return [torch.randn(1, rows, heads, 64).to(DEVICE, dtype) for heads in (8, 2, 2)]
+
+
+def check_without_waiting(rank, ranks):
+    """Without a timeout nothing waits on the host, and bits are the same; captured in a graph, too, and with other rows in it."""
+    plan = hd.plan(1000, ranks, heads=8, kv_heads=2, head_size=64, causal="top_left")
+    for scheme in ("gather", "ring", "needed", "ulysses"):
+        q, k, v = (hd.shard(x, plan, rank) for x in operands(1, 1000))
+        right = hd.attention(q, k, v, plan=plan, scheme=scheme, timeout=SECONDS)
+        assert torch.equal(hd.attention(q, k, v, plan=plan, scheme=scheme), right), scheme
+        if DEVICE == "cpu":
+            continue
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = hd.attention(q, k, v, plan=plan, scheme=scheme)
+        for seed in (2, 1):
+            for x, y in zip((q, k, v), operands(seed, 1000)):
+                x.copy_(hd.shard(y, plan, rank))
+            graph.replay()
+            assert torch.equal(out, hd.attention(q, k, v, plan=plan, scheme=scheme)), (scheme, seed)
+        assert torch.equal(out, right), scheme
+
+
+def check_decode_in_a_graph(rank, ranks):
+    if DEVICE == "cpu":
+        return
+    q, k, v = operands(3, 640)
+    q, held = q[:, :1].contiguous(), torch.tensor([256], dtype=torch.int32, device=DEVICE)
+    cache = [x[:, rank::ranks].contiguous() for x in (k, v)]
+    hd.decode(q, *cache, held)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = hd.decode(q, *cache, held)
+    for count in (256, 1, 300):
+        held.fill_(count)
+        graph.replay()
+        assert torch.equal(out, hd.decode(q, *cache, held)), count
+
+
+def check_not_compared(rank, ranks):
+    """What ranks have not compared is not captured; and a group that does not carry GPUs' tensors is told of."""
+    if DEVICE == "cpu":
+        return
+    plan = hd.plan(64, ranks, heads=8, kv_heads=2, head_size=64)
+    q, k, v = (hd.shard(x, plan, rank) for x in operands(4, 64))
+    for capture, group, words in (
+        (True, None, "the call is captured in a graph and ranks have not compared it: make it once before"),
+        (False, dist.new_group(backend="gloo"), "which the group does not carry (its backend: gloo): GPUs need"),
+    ):
+        try:
+            if capture:
+                with torch.cuda.graph(torch.cuda.CUDAGraph()):
+                    hd.attention(q, k, v, plan=plan)
+            else:
+                hd.attention(q, k, v, plan=plan, group=group)
+        except (RuntimeError, ValueError) as error:
+            assert words in str(error), error
+        else:
+            raise AssertionError("nothing was said")
+    assert hd.attention(q, k, v, plan=plan).shape == q.shape
+
+
+def worlds():
+    of_cases = {case.name: (distributed_ranks.check_case, (case,)) for case in cases()}
+    of_decode = {
+        f"decode {case.name}": (decode_ranks.check_case, (case,)) for case in decode_ranks.cases() if not case.alibi
+    }
+    wide = dict(heads=(32, 8), sizes=(128, 128), dtype=torch.bfloat16, lengths=(1700, 3, 900))
+    of_decode["decode wide"] = (decode_ranks.check_case, (dataclasses.replace(decode_ranks.cases()[0], **wide),))
+    others = {
+        function.__name__: (function, ())
+        for function in (check_without_waiting, check_decode_in_a_graph, check_not_compared)
+    }
+    ranks = min(max(torch.cuda.device_count(), 2), 4)
+    return {
+        "gpus": (ranks, of_cases | of_decode | others),
+        "slow": (ranks, {"lost": (distributed_ranks.check_lost, ("gather", True))}),
+    }
+
+
+if __name__ == "__main__":
+    distributed_ranks.main(sys.argv[1], worlds())
