@@ -70,6 +70,13 @@ void add_partial(Rows& rows) {
   float32("float32_out_strided", [](auto& c) { c.layout_q = c.layout_k = c.layout_o = Layout::strided_dim; });
   float32("float32_out_few_rows", [](auto& c) { c.Sq = 2, c.Sk = 700, c.causal = Causal::bottom_right; });
   float32("float32_out_f8_cache", [](auto& c) { c.f8_cache = true, c.scaling = Scaling::heads; });
+  float32("float32_out_piece", [](auto& c) {
+    c.q_offset = c.key_offset = true, c.causal = Causal::top_left, c.Sq = 150, c.Sk = 300, c.D = c.Dv = 64;
+  });
+  float32("float32_out_piece_packed", [](auto& c) {
+    c.q_offset = c.key_offset = c.packed_q = c.packed_k = true, c.causal = Causal::top_left, c.window_left = 90;
+    c.B = 3, c.Sq = 200, c.Sk = 260, c.D = 128, c.Dv = 72, c.layout_o = Layout::padded_rows;
+  });
   float32("float32_out_e4m3", [](auto& c) { c.dtype = DType::f8e4m3, c.scaling = Scaling::one; });
 }
 

@@ -83,6 +83,7 @@ struct Params {
   bool bias_is_float;
   TileLists lists;   // of head units, for kernels whose walk is a ListWalk
   Positions piece;   // for kernels of pieces, whose bands are about these
+  bool float_out;    // for the same: o is f32
   const int* order;  // of tiles of equal lengths, for kernels whose walk is a ListWalk; or null: as they are numbered
 };
 

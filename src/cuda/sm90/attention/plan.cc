@@ -137,6 +137,7 @@ void fill(Params& params, const AttentionProblem& p, const Plan& plan, int tile_
   params.left = window.left;
   params.right = window.right;
   params.scale_log2 = p.scale * kLog2e;
+  params.float_out = p.float32_out;
   params.piece = {.q_offset = p.q_offset.data,
                   .key_offset = p.key_offset.data,
                   .row_step = static_cast<int>(p.q_step),

@@ -40,6 +40,7 @@ Refusal supports(const AttentionProblem& p) {
   if (Refusal reason = refuse_layout(p); !reason.empty()) return reason;
   if (p.dropout.p != 0) return "it has no dropout";
   if (p.page_table || p.cache_batch_idx || p.cache_leftpad) return "it has no cached keys";
+  if (p.float32_out && !p.piece()) return "it has no o in float32 without q_offset or key_offset";
   return p.piece() ? refuse_piece(p) : "";
 }
 
@@ -146,7 +147,7 @@ const AttentionForwardKernel kSm90AttentionForward = {
     .workspace = workspace,
     .launch = launch,
     .describe = describe,
-    .extras = kPiece | kSteps,
+    .extras = kPiece | kSteps | kFloat32Out,
     .costs = kCosts,
 };
 
