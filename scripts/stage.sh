@@ -44,7 +44,7 @@ if [[ -n $python ]]; then
   mkdir -p "$stage/python/heddle" "$stage"/tests/{python,cli}
   (cd python && find heddle -name '*.py' -o -name py.typed | xargs cp --parents -t "$stage/python")
   install -s "$build"/python/heddle/_heddle*.so "$stage/python/heddle/"
-  cp tests/python/*kit.py tests/python/test_cuda*.py "$stage/tests/python/"
+  cp tests/python/*kit.py tests/python/test_cuda*.py tests/python/{cuda,decode,distributed}_ranks.py "$stage/tests/python/"
   cp tests/cli/{command,conftest,test_cli_gpu}.py "$stage/tests/cli/"
   for module in $(sed -nE 's/^(from|import) (\w+).*/\2/p' "$stage"/tests/python/*.py | sort -u); do
     if [[ -e tests/python/$module.py && ! -e $stage/tests/python/$module.py ]]; then
