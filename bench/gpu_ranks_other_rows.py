@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BOTH = PASSES[2]
 MESSAGES = {"16 B": 16, "8 MB": 8_000_000, "64 MB": 64_000_000, "512 MB": 512_000_000}
 CHECKED_STEPS = 4  # of training, whose losses are compared
+TRAINING_LIMIT = 0.05  # of those, and of gradients, into which each layer's roundings go
 
 
 def peak_mib(world, make) -> float:
@@ -171,14 +172,20 @@ def training(world, context: int) -> dict:
     batches = together(world, pieces)
     parts = [tuple(hd.shard(x, plan, world.rank) for x in each) for each in batches]
 
-    def losses(trainer, given) -> torch.Tensor:
-        return torch.stack([trainer.step(number, *each) for number, each in enumerate(given)]).double().cpu()
+    def learnt(trainer, given) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """The losses of these steps, and the gradients of the first: at the start a loss hardly knows what rows attend."""
+        losses = [trainer.step(0, *given[0])]
+        gradients = [parameter.grad.clone() for parameter in trainer.model.parameters()]
+        losses += [trainer.step(number, *each) for number, each in enumerate(given[1:], 1)]
+        return torch.stack(losses).double().cpu(), gradients
 
-    expected = together(world, lambda: losses(one, batches), alone=True)
-    found = torch.stack(world.gathered(together(world, lambda: losses(own, parts)))).mean(0)
-    checks = Checks(world, None if expected is None else (expected[:, None],), 0)
-    if not checks.passes("ranks", lambda: (found[:, None],)):
+    expected, gradients = together(world, lambda: learnt(one, batches), alone=True) or (None, ())
+    own_losses, own_gradients = together(world, lambda: learnt(own, parts))
+    found = torch.stack(world.gathered(own_losses)).mean(0)
+    checks = Checks(world, (expected, *gradients), 0, TRAINING_LIMIT)
+    if not checks.passes("ranks", lambda: (found, *own_gradients)):
         raise Failed(checks.wrong["ranks"], True)
+    checks.over()
     contenders = {
         ONE: Contender(lambda: one.step(0, *batches[0]), alone=True, how="host"),
         "ranks": Contender(lambda: own.step(0, *parts[0]), how="host"),

@@ -150,8 +150,8 @@ class Problem:
 class Checks:
     """Outputs of contenders beside one GPU's: who differs, or fails, is out of the race, and the row says why."""
 
-    def __init__(self, world, expected, dim: int) -> None:
-        self.world, self._expected, self._dim = world, expected, dim
+    def __init__(self, world, expected, dim: int, limit: float = LIMIT) -> None:
+        self.world, self._expected, self._dim, self._limit = world, expected, dim, limit
         self.difference: dict[str, float] = {}
         self.wrong: dict[str, str] = {}  # of Heddle's
         self.absent: dict[str, str] = {}  # of others'
@@ -169,10 +169,10 @@ class Checks:
                 raise
             out[name] = str(failed)
             return False
-        if value <= LIMIT:
+        if value <= self._limit:
             self.difference[name] = value
             return True
-        out[name] = f"its output differs from one GPU's by {value:.3g}, the limit is {LIMIT}"
+        out[name] = f"its output differs from one GPU's by {value:.3g}, the limit is {self._limit}"
         return False
 
     def over(self) -> None:
@@ -180,7 +180,12 @@ class Checks:
         self._expected = None
 
     def told(self) -> dict:
-        return {"difference": self.difference, "limit": LIMIT, "absent": self.absent, "wrong_contenders": self.wrong}
+        return {
+            "difference": self.difference,
+            "limit": self._limit,
+            "absent": self.absent,
+            "wrong_contenders": self.wrong,
+        }
 
 
 def finished(raced: dict, checks: Checks, of_work: float) -> dict:
