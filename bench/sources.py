@@ -148,7 +148,13 @@ TRAINING = (
     *PYTHON,
 )
 #: Of attention over the ranks of a group, beside what one GPU's call is built from.
-RANKS = ("python/heddle/distributed", "src/cuda/any/attention_merge", *TORCH_CALLS)
+RANKS = (
+    "python/heddle/distributed",
+    "src/cuda/any/attention_merge",
+    "src/problem/operand_of.h",
+    "src/problem/partial.h",
+    *TORCH_CALLS,
+)
 CPU_TARGETS = ("src/cpu/scratch.h", "src/cpu/simd-inl.h", "src/cpu/unit-inl.h", "src/cpu/units", "src/cpu/targets")
 CPU_CODES = ("src/cpu/lowbit_decode-inl.h", "src/cpu/lowbit_elements-inl.h")
 CPU_ATTENTION = (
