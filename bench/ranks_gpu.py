@@ -164,6 +164,17 @@ def shown(row: dict) -> str:
     return f"{row['name']:38} {'  '.join(parts)} {unit}{beside}"
 
 
+def sound() -> bool:
+    """Gives back what a row had. Whether the GPU still answers: after some errors it does not, for as long as the process lives."""
+    try:
+        gpu_ranks_rows.clean()
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+    except RuntimeError:
+        return False
+    return True
+
+
 def run_rank(options) -> int:
     """One rank's process: all rows, in step with the others."""
     world = timing.World(options.device)
@@ -188,9 +199,8 @@ def run_rank(options) -> int:
         if world.rank == 0:
             report.add(found, conditions(world))
             print(shown(found), f" [{found['took']:.0f} s]", flush=True)
-        gpu_ranks_rows.clean()
-        if not everywhere:
-            os._exit(AGAIN)  # an exchange may be under way that never ends
+        if not everywhere or not all(world.gathered(sound())):
+            os._exit(AGAIN)  # an exchange may be under way that never ends, or a GPU has given this process up
     if world.rank == 0:
         for name in left_out:
             print(f"{name:38} left out: {known()[name].seconds:.0f} s were not left", flush=True)
@@ -204,26 +214,26 @@ def start(arguments: list[str], ranks: int) -> list[subprocess.Popen]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     common = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    # A rank that is lost ends the others at once, without a record of their exchanges.
-    quick = {"TORCH_NCCL_DUMP_ON_TIMEOUT": os.environ.get("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")}
+    # Hosts talk on this machine alone, whatever its name is; a rank that is lost ends the others without a record of their exchanges.
+    unless_said = {"GLOO_SOCKET_IFNAME": "lo", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"} | dict(os.environ)
     return [
         subprocess.Popen(
             [sys.executable, __file__, *arguments],
-            env={**os.environ, **quick, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            env={**unless_said, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
         )
         for rank in range(ranks)
     ]
 
 
-def ended(processes: list[subprocess.Popen], patience: float = 10.0) -> list[int]:
-    """Their statuses, once all have ended; some seconds after one has failed, the others are ended."""
-    failed_at = None
+def ended(processes: list[subprocess.Popen], patience: float = 15.0) -> list[int]:
+    """Their statuses, once all have ended; what has not, so many seconds after the first has, is ended."""
+    first = None
     try:
         while any(process.poll() is None for process in processes):
-            time.sleep(0.2)
-            if failed_at is None and any(process.poll() not in (None, 0) for process in processes):
-                failed_at = time.monotonic()
-            if failed_at is not None and time.monotonic() - failed_at > patience:
+            time.sleep(0.1)
+            if first is None and any(process.poll() is not None for process in processes):
+                first = time.monotonic()
+            if first is not None and time.monotonic() - first > patience:
                 break
     finally:
         for process in processes:
@@ -241,8 +251,8 @@ def supervise(options) -> int:
         given += ["--seconds", str(budget.left)] + (["--resume"] if resumed else [])
         given += ["--but", *map(str, options.but)] if options.but else []
         statuses = ended(start(given, RANKS))
-        if set(statuses) <= {0, 1}:
-            return max(statuses)
+        if statuses[0] in (0, 1):  # rank 0 is through, and has written everything
+            return statuses[0]
         report = Report(options.out, resumed=True)
         name = report.died(f"the processes ended with {statuses}")
         if name is None and AGAIN not in statuses:
