@@ -17,19 +17,15 @@ import sources
 import torch
 from gpu_ranks_timing import Contender, Failed, medians, race, rate, together
 from gpu_reference import distance
-from gpu_rows import LIMIT
+from gpu_rows import LIMIT, chosen
 
 HEAD_SIZE = 128
 SCHEMES = ("gather", "ring", "ulysses")
 PASSES = ("forward", "backward", "forward and backward")
 ONE = "one GPU"
 CHUNK = 4096  # rows that are compared at a time, so that none hides behind many others
-LENGTHS = {
-    16384: (5, 6),
-    32768: (5, 7),
-    131072: (12, 25),
-    524288: (40, 150),
-}  # -> seconds that a row takes, forward and both
+# -> seconds that a row takes, forward and both passes
+LENGTHS = {16384: (5, 6), 32768: (5, 7), 131072: (12, 25), 524288: (40, 150)}
 RIVAL_SHAPES = ((16384, 32, 32), (16384, 32, 8), (65536, 32, 32), (65536, 32, 8), (262144, 8, 8), (262144, 8, 2))
 DOCUMENTS = (128, 32768, 262144)  # shortest, longest, tokens in all
 
@@ -44,18 +40,16 @@ class Row:
     said: dict
 
 
-def about(q, k, v, of_pass: str, also=(), **options) -> dict:
+def about(q, k, v, of_pass: str, **options) -> dict:
     """The kernels that one GPU gets for a call, and the sources of it all."""
-    names = {}
+    names, paths = [], {*sources.RANKS}
     for direction in ("forward", "backward"):
         if direction in of_pass:
-            found = heddle.explain(q, k, v, backward=direction == "backward", **options).chosen
-            names[direction] = found.name
-    paths = {*sources.RANKS, *also}
-    for direction, name in names.items():
-        known = (name, direction == "backward") in sources.ATTENTION
-        paths |= {*(sources.attention(name, direction == "backward") if known else sources.CPU_ATTENTION)}
-    return {"kernel": ", ".join(dict.fromkeys(names.values())), "sources": sources.digests(paths)}
+            backward = direction == "backward"
+            names.append(chosen(q, k, v, backward, **options))
+            of_gpu = (names[-1], backward) in sources.ATTENTION
+            paths |= {*(sources.attention(names[-1], backward) if of_gpu else sources.CPU_ATTENTION)}
+    return {"kernel": ", ".join(dict.fromkeys(names)), "sources": sources.digests(paths)}
 
 
 def random(world, seed: int, *shape: int):
@@ -207,9 +201,16 @@ def scaling(world, length: int, schemes, of_pass: str) -> dict:
     problem = together(world, lambda: Problem(world, 32, 8, of_pass, plan, False, {"causal": "top_left"}))
     together(world, lambda: problem.add(plan))
     problem.first_alone()
-    return {"auto": plan.scheme} | raced_over_ranks(
-        world, problem, {(plan.scheme if scheme == "auto" else scheme): (plan, scheme) for scheme in schemes}
-    )
+    named = {plan.scheme if scheme == "auto" else scheme: (plan, scheme) for scheme in schemes}
+    told = {"auto": plan.scheme, "predicted_ms": {name: predicted_ms(plan, name, of_pass) for name in named}}
+    return told | raced_over_ranks(world, problem, named)
+
+
+def predicted_ms(plan, scheme: str, of_pass: str) -> float:
+    """What the plan thinks that a call takes."""
+    cost = plan.cost(scheme)
+    each = {"forward": cost.forward_seconds, "backward": cost.backward_seconds}
+    return 1e3 * sum(seconds for direction, seconds in each.items() if direction in of_pass)
 
 
 def raced_over_ranks(world, problem: Problem, schemes: dict) -> dict:

@@ -16,7 +16,6 @@ NONE = "Not measured yet: `python bench/ranks_gpu.py`, on a machine with two GPU
 ONE = "one GPU"  # what bench/ranks_gpu.py calls a contender that runs on the first GPU alone
 SCHEMES = ("gather", "ring", "needed", "ulysses", "2d")
 NOTHING = "–"
-FEW_WORDS = 90  # of why something is not there
 
 
 def took(row):
@@ -56,19 +55,24 @@ def scaling(rows):
     return table(lines)
 
 
-def fewer(words):
-    words = words.replace("|", "\\|")
-    return words if len(words) <= FEW_WORDS else words[: FEW_WORDS - 1].rstrip() + "…"
-
-
 def theirs(row, rotation):
-    """torch's figure of the back end that ran, or why none did."""
+    """torch's figure of the back end that ran."""
     times = took(row)
-    names = [name for name in times if name.startswith("torch ") and name.endswith(rotation)]
-    if names:
-        return felt(row, names[0], f"{ms(times[names[0]])}, {names[0].split()[1]}")
-    why = [words for name, words in row["absent"].items() if name == "torch" or name.endswith(rotation)]
-    return f"none: {fewer(why[0])}" if why else NOTHING
+    name = next((name for name in times if name.startswith("torch ") and name.endswith(rotation)), None)
+    return "none" if name is None else felt(row, name, f"{ms(times[name])}, {name.split()[1]}")
+
+
+def reasons(rows):
+    """Why torch has no figure, each once."""
+    found = {}
+    for row in rows:
+        there = {name.split()[-1] for name in row["milliseconds"] if name.startswith("torch ")}
+        found |= {
+            f"- Without a figure, {name}: {why}": None
+            for name, why in row["absent"].items()
+            if name.split()[-1] not in there
+        }
+    return list(found)
 
 
 def rivals(rows):
@@ -89,14 +93,16 @@ def rivals(rows):
             NOTHING if best is None else felt(row, best, f"{ms(own[best])}, `{best.split()[1]}`"),
             theirs(row, "allgather"), theirs(row, "alltoall"), f"{row['ratio']:.2f}" if "ratio" in row else NOTHING,
         ])  # fmt: skip
-    return table(lines)
+    return "\n".join([table(lines), *(["", *why] if (why := reasons(rows)) else [])])
 
 
 def documents(rows):
-    lines = [["packed documents, order", f"{ONE}, ms", *(f"`{scheme}`, ms" for scheme in SCHEMES[:4])]]
+    raced = {name.split()[-1] for row in rows for name in row["milliseconds"]}
+    schemes = [scheme for scheme in SCHEMES if scheme in raced]
+    lines = [["packed documents, order", f"{ONE}, ms", *(f"`{scheme}`, ms" for scheme in schemes)]]
     for row in sorted(rows, key=lambda row: row["pass"] != "forward"):
         for order in row["auto"]:
-            cells = [beside_one(row, f"{order} {scheme}") for scheme in SCHEMES[:4]]
+            cells = [beside_one(row, f"{order} {scheme}") for scheme in schemes]
             words = f"{row['documents']} of {length(row)} tokens, `{order}`, {row['pass']}"
             lines.append([marked(words, [row]), ms(took(row)[ONE]), *cells])
     return table(lines)
