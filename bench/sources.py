@@ -147,6 +147,14 @@ TRAINING = (
     *EVERY_ATTENTION,
     *PYTHON,
 )
+#: Of attention over the ranks of a group, beside what one GPU's call is built from.
+RANKS = (
+    "python/heddle/distributed",
+    "src/cuda/any/attention_merge",
+    "src/problem/operand_of.h",
+    "src/problem/partial.h",
+    *TORCH_CALLS,
+)
 CPU_TARGETS = ("src/cpu/scratch.h", "src/cpu/simd-inl.h", "src/cpu/unit-inl.h", "src/cpu/units", "src/cpu/targets")
 CPU_CODES = ("src/cpu/lowbit_decode-inl.h", "src/cpu/lowbit_elements-inl.h")
 CPU_ATTENTION = (
@@ -223,6 +231,7 @@ def families() -> dict[str, tuple[str, ...]]:
         "lists that tiles of rows share": BLOCK_SPARSE_GPU,
         "ladder": LADDER,
         "training": TRAINING,
+        "attention over ranks of GPUs": (*ATTENTION_GPU, *RANKS),
         "host": PYTHON,
         "attention on the CPU": CPU_ATTENTION,
         "lists on the CPU": CPU_SPARSE,

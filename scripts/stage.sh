@@ -55,7 +55,7 @@ if [[ -n $python ]]; then
   mkdir -p "$stage"/{bench,examples/train}
   cp examples/train/*.py "$stage/examples/train/"
   # encoder_gpu.py runs over a folder that it prepares elsewhere. What is measured there says which sources it is of, which are here.
-  cp bench/{attention_bench,encoder,ladder}_gpu.py bench/gpu_*.py bench/{sources,merge}.py "$stage/bench/"
+  cp bench/{attention_bench,encoder,ladder,ranks}_gpu.py bench/gpu_*.py bench/{sources,merge}.py "$stage/bench/"
   "$tools" bench/sources.py --write "$stage/sources.json"
   "$tools" bench/gpu_conditions.py >"$stage/commit"
   cp scripts/bench_gpu.sh "$stage/scripts/"

@@ -34,7 +34,7 @@ step() {
 tables() {
   local script
   export PYTHONPATH=build/release/python
-  for script in support lowbit gpu slower measured encoder numerics; do
+  for script in support lowbit gpu slower measured encoder numerics ranks; do
     "$python" "scripts/${script}_table.py" --check || return 1
   done
   "$python" scripts/ladder_tables.py --check && "$python" scripts/speed_chart.py --check &&

@@ -101,8 +101,11 @@ class Model(nn.Module):
                 into_residual = name.endswith(("project.weight", "down.weight"))
                 nn.init.normal_(parameter, std=0.02 / (2 * shape.layers) ** 0.5 if into_residual else 0.02)
 
-    def forward(self, text):
-        x = self.bytes(text) + self.positions(torch.arange(text.shape[1], device=text.device))
+    def forward(self, text, positions=None):
+        """positions: where each byte stands in its sequence, int64 [S]; None: one after the other, from 0 on."""
+        if positions is None:
+            positions = torch.arange(text.shape[1], device=text.device)
+        x = self.bytes(text) + self.positions(positions)
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False) if self.checkpointing else block(x)
         return functional.linear(self.last(x), self.bytes.weight)

@@ -410,6 +410,7 @@ def copy(tmp_path_factory):
     ("measured_table", [("docs/performance.md", "measured"), ("docs/performance.md", "cpu rows"), ("docs/nsa.md", "nsa claims"), ("docs/adaptive.md", "models"), ("docs/adaptive.md", "skipped")]),
     ("speed_chart", [("README.md", "speed")]), ("ladder_tables", [("docs/ladder.md", "unfused"), ("docs/ladder.md", "times")]),
     ("encoder_table", [("docs/encoder.md", "gpu")]), ("nsa_chart", [("docs/nsa.md", "nsa on a gpu")]),
+    ("ranks_table", [("docs/distributed.md", "ranks on gpus")]),
 ])  # fmt: skip
 def test_a_page_that_was_changed_by_hand_fails_the_check(copy, script, blocks):
     run = lambda *more: subprocess.run(

@@ -38,6 +38,14 @@ def run(corpus, **changes):
     return train.train(dataclasses.replace(SMALL, **changes), corpus)
 
 
+def test_positions_are_those_of_the_bytes():
+    torch.manual_seed(0)
+    small, text = Model(Shape(2, 2, 16, 32), "torch"), torch.randint(0, 256, (1, 32))
+    with torch.no_grad():
+        assert torch.equal(small(text), small(text, torch.arange(32)))
+        assert not torch.allclose(small(text), small(text, torch.arange(32).flip(0)), atol=1e-3)
+
+
 @pytest.mark.parametrize("precision, tolerance", [("fp32", 5e-4), ("bf16", 3e-2)])
 def test_learns_as_torch_does(corpus, precision, tolerance):
     ours, theirs, unfused = (
