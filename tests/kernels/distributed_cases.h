@@ -14,7 +14,7 @@
 #include "kit/yardstick.h"
 #include "ops/attention/arguments.h"
 
-namespace heddle::kit {
+namespace heddle::kit::over_ranks {
 
 using distributed::Area;
 using distributed::Order;
@@ -257,4 +257,4 @@ inline Problem problem_of(const DistributedCase& c, int ranks, Order order) {
           .order = order};
 }
 
-}  // namespace heddle::kit
+}  // namespace heddle::kit::over_ranks

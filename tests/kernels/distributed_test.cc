@@ -18,7 +18,7 @@
 #include "kit/counted.h"
 #include "kit/on_ranks.h"
 
-namespace heddle::kit {
+namespace heddle::kit::over_ranks {
 namespace {
 
 using distributed::Communicator;
@@ -125,4 +125,4 @@ TEST(DistributedBytes, AreThoseOfThePlan) {
 }
 
 }  // namespace
-}  // namespace heddle::kit
+}  // namespace heddle::kit::over_ranks
