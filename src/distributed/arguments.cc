@@ -5,6 +5,20 @@
 #include <tuple>
 
 namespace heddle::distributed {
+namespace {
+
+// Whether a rank's rows, or the keys that it meets, stand for several positions each.
+bool rows_stand_apart(const Plan& plan, Scheme scheme) {
+  return plan.problem().order == Order::striped && plan.ulysses(scheme) < plan.problem().ranks;
+}
+
+// Keys that a row of the area attends at most; -1: any number.
+std::int64_t width_of(const Area& area) {
+  const std::int64_t right = area.causal == Causal::none ? area.window_right : 0;
+  return area.window_left < 0 || right < 0 ? -1 : area.window_left + right + 1;
+}
+
+}  // namespace
 
 Call checked_call(const char* operation, const Plan& plan, Scheme scheme, const Communicator& communicator,
                   const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& o,
@@ -47,20 +61,27 @@ Call checked_call(const char* operation, const Plan& plan, Scheme scheme, const 
     check.tensor(*x, name, DType::f32, device, 1);
     check.require(x->shape[0] == q.shape[2], name, " is ", *x, ": it must be [H], ", q.shape[2]);
   }
-  const bool apart = plan.problem().order == Order::striped && plan.ulysses(scheme) < plan.problem().ranks;
-  check.require(!options.alibi_slopes.given() || !apart,
+  check.require(!options.alibi_slopes.given() || !rows_stand_apart(plan, scheme),
                 "alibi_slopes are given and the plan's order is striped: its rows stand for several positions each, "
                 "which ALiBi is not about");
   return {q, k, v, o, lse, options, runtime, {q.shape[0], k.shape[2], q.shape[3], v.shape[3], q.dtype, device}};
 }
 
-void check_backward(const Call& call, const TensorView& d_o, const TensorView& d_lse, const Gradients& gradients) {
+void check_backward(const Call& call, const Plan& plan, Scheme scheme, const TensorView& d_o, const TensorView& d_lse,
+                    const Gradients& gradients) {
   const auto& [q, k, v, o, lse, options, runtime, keys] = call;
   const Check check(kBackward);
   check.require(lse.given(), "lse is missing: a backward needs forward's");
   check.require(!gradients.dsink.given() || options.sink.given(), "dsink is given and sink is not");
-  check.require(!options.alibi_slopes.given() || keys.device == Device::cpu,
-                "alibi_slopes are given: gradients of pieces on a GPU have no ALiBi");
+  if (keys.device == Device::cuda) {
+    check.require(!options.alibi_slopes.given(), "alibi_slopes are given: gradients of pieces on a GPU have no ALiBi");
+    for (const Area& area : plan.areas()) {
+      const std::int64_t width = width_of(area), step = plan.problem().ranks;
+      check.require(!rows_stand_apart(plan, scheme) || width < 0 || width >= step, "the plan's order is striped, its ",
+                    "rows stand ", step, " positions apart and a window has ", width,
+                    ": gradients on a GPU take one that is no narrower");
+    }
+  }
   for (const auto& [name, gradient, x] :
        {std::tuple{"dq", &gradients.dq, &q}, {"dk", &gradients.dk, &k}, {"dv", &gradients.dv, &v}}) {
     if (!gradient->given()) continue;

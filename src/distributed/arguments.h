@@ -28,7 +28,8 @@ Call checked_call(const char* operation, const Plan& plan, Scheme scheme, const 
                   const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& o,
                   const TensorView& lse, const Options& options, const Runtime& runtime);
 // What a backward has besides. Throws Error.
-void check_backward(const Call& call, const TensorView& d_o, const TensorView& d_lse, const Gradients& gradients);
+void check_backward(const Call& call, const Plan& plan, Scheme scheme, const TensorView& d_o, const TensorView& d_lse,
+                    const Gradients& gradients);
 // across: between groups, where heads move. gradients: of a backward, else null.
 std::vector<Agreement::Word> words_of(const Call& call, const Plan& plan, Scheme scheme, Scheme across,
                                       const Gradients* gradients);

@@ -69,7 +69,7 @@ void RankAttention::backward(const TensorView& q, const TensorView& k, const Ten
                              const Gradients& gradients, const Options& options, const Runtime& runtime) {
   State& s = *state_;
   const Call call = checked_call(kBackward, s.plan, s.scheme, s.communicator, q, k, v, o, lse, options, runtime);
-  check_backward(call, d_o, d_lse, gradients);
+  check_backward(call, s.plan, s.scheme, d_o, d_lse, gradients);
   const bool dkv = gradients.dk.given() || gradients.dv.given();
   const OnStream here(*s.memory, s.communicator, runtime.stream);
   s.agreement.require(words_of(call, s.plan, s.scheme, s.across, &gradients));

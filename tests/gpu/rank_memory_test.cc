@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstring>
+#include <ostream>
 #include <random>
 #include <string>
 #include <vector>
@@ -35,6 +35,8 @@ struct RowsCase {
   Layout from_layout, to_layout;
   bool add = false;
 };
+
+void PrintTo(const RowsCase& c, std::ostream* out) { *out << c.name; }
 
 constexpr RowsCase kRowsCases[] = {
     {"bytes_16", DType::bf16, DType::bf16, 2, 4, 64, Layout::contiguous, Layout::contiguous},
