@@ -17,6 +17,9 @@ endif()
 if(HEDDLE_MPI_FOUND)
   list(APPEND heddle_installed heddle_mpi)
 endif()
+if(HEDDLE_NCCL_FOUND)
+  list(APPEND heddle_installed heddle_nccl)
+endif()
 install(TARGETS ${heddle_installed} EXPORT heddleTargets
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
@@ -40,6 +43,10 @@ if(heddle_type STREQUAL STATIC_LIBRARY AND HEDDLE_CUDA_FOUND)
 endif()
 if(HEDDLE_MPI_FOUND)  # of heddle::mpi alone: who does not link it needs none
   string(APPEND heddle_dependencies "find_package(MPI QUIET COMPONENTS CXX)\n")
+endif()
+if(HEDDLE_NCCL_FOUND)  # of heddle::nccl alone
+  string(APPEND heddle_dependencies "list(APPEND CMAKE_MODULE_PATH \${CMAKE_CURRENT_LIST_DIR})\nfind_package(NCCL QUIET)\n")
+  install(FILES ${PROJECT_SOURCE_DIR}/cmake/FindNCCL.cmake DESTINATION ${heddle_cmake_dir})
 endif()
 # pkg-config asks for Libs.private only with --static, which would also ask for a static C library.
 if(heddle_type STREQUAL STATIC_LIBRARY)

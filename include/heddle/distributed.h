@@ -194,25 +194,40 @@ class Plan {
   std::uint64_t digest_ = 0;
 };
 
-// An exchange on its way. Its memory stays where it is, and what is sent unchanged, until wait() has returned.
+// An exchange on its way. Its memory stays where it is, and what is sent unchanged, until it was waited for.
 class Transfer {
  public:
   virtual ~Transfer() = default;
-  // Throws RuntimeError, with the exchange and the rank that it waited for, if that takes longer than the timeout.
+  // Memory of the host: returns when the exchange is done. A GPU's: what is put on the communicator's stream from now
+  // on finds it done; the host itself waits only where there is a timeout. Throws RuntimeError, with the exchange and
+  // the rank that it waited for, if that takes longer than the timeout.
   virtual void wait() = 0;
 };
 
 // How ranks reach each other. Every rank makes the same calls in the same order, from one thread. A transport says how
 // two ranks exchange; what is summed, and in which order, is said here once.
+//
+// Messages lie in the host's memory, or, where device() says so, in that of the GPU that was current when the transport
+// was made and that is current in each call. All functions below but all_gather_on_host() and barrier() then take
+// memory of that GPU and return without waiting for it: they are in the order of one stream, use_stream()'s. An
+// exchange begins when what was put on the stream before it is done, and what is put there after wait() comes after it;
+// between the two the stream goes on beside it. So a capture of the stream holds exchanges, too, if there is no
+// timeout.
 class Communicator {
  public:
   virtual ~Communicator() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual const char* name() const = 0;  // of the transport
+  virtual Device device() const { return Device::cpu; }
+  // The CUDA stream of later calls; null at first, the default stream. Nothing where messages lie in the host's memory.
+  // RankAttention calls it with Runtime::stream.
+  virtual void use_stream(void* /*stream*/) {}
+  virtual void* stream() const { return nullptr; }
   // Starts sending `out` to one rank and receiving `in`, as many bytes as that sends, from another; what is empty is
   // not sent. `what` is for errors. Exchanges that receive from the same rank are waited for in the order in which
-  // they were started, which is that of its sending.
+  // they were started, which is that of its sending. On a GPU exchanges are done one after the other: two ranks that
+  // send to each other do so in one exchange of each.
   virtual std::unique_ptr<Transfer> exchange(std::span<const std::byte> out, int to, std::span<std::byte> in, int from,
                                              const std::string& what) = 0;
 
@@ -220,15 +235,19 @@ class Communicator {
   // parts[rank()] may be `part` itself.
   void all_gather(std::span<const std::byte> part, std::span<const std::span<std::byte>> parts,
                   const std::string& what);
+  // The same in the host's memory, wherever messages lie. Waits.
+  void all_gather_on_host(std::span<const std::byte> part, std::span<const std::span<std::byte>> parts,
+                          const std::string& what);
   // out[r] to rank r, in[r] from it, as many bytes as it sends here; what is empty is not sent. out[rank()] is copied.
   void all_to_all(std::span<const std::span<const std::byte>> out, std::span<const std::span<std::byte>> in,
                   const std::string& what);
   // parts[r] is what this rank adds to rank r's sum. sum = rank 0's part + rank 1's + ..., in this order whatever comes
-  // first. scratch: of sum's size.
+  // first. scratch: of sum's size; on a GPU `size()` times that, as all parts are received at once.
   void reduce_scatter(std::span<const std::span<const float>> parts, std::span<float> sum, std::span<float> scratch,
                       const std::string& what);
   // x = rank 0's x + rank 1's + ..., in this order, on every rank. scratch: `size()` times x.
   void all_reduce(std::span<float> x, std::span<float> scratch, const std::string& what);
+  // Returns when all ranks have called it.
   void barrier();
 };
 
@@ -251,7 +270,14 @@ struct Gradients {
 };
 
 // One rank's share of a plan's attention. It owns the memory for other ranks' keys and for partial results, allocated
-// by the first call that needs it and kept. On the CPU.
+// by the first call that needs it and kept.
+//
+// Tensors lie where the communicator's messages do (Communicator::device). On a GPU a call is put on Runtime::stream
+// and returns; calls on several streams are ordered by who makes them. Nothing waits on the host but the first call
+// with a plan, shapes and options, which compares them, and exchanges that have a timeout. So a call that was made
+// before may be captured into a CUDA graph, and be replayed where all ranks replay theirs; the graph is done with
+// before this is destroyed. Gradients there have no ALiBi, and sums are the same each time
+// (AttentionOptions::deterministic).
 class RankAttention {
  public:
   // Throws Error if the communicator has not as many ranks as the plan. Plan and communicator outlive this.
@@ -300,11 +326,11 @@ struct DecodeOptions {
 };
 
 // Attention of a few rows to a cache that is spread over ranks, each of which holds some keys of every sequence, or
-// none. It owns the memory for partial results, allocated by the first call that needs it and kept. On the CPU. Dao,
-// Haziza, Massa and Sizov, "Flash-Decoding for long-context inference", 2023.
+// none. It owns the memory for partial results, allocated by the first call that needs it and kept. On the CPU, as the
+// communicator's messages are. Dao, Haziza, Massa and Sizov, "Flash-Decoding for long-context inference", 2023.
 class RankDecode {
  public:
-  // The communicator outlives this.
+  // The communicator outlives this. Throws Error if its messages lie on a GPU.
   explicit RankDecode(Communicator& communicator);
   ~RankDecode();
   RankDecode(const RankDecode&) = delete;

@@ -20,6 +20,7 @@ GROUPS = {
         "distributed",
         "distributed_block",
         "distributed_mpi",
+        "distributed_nccl",
     ],
     "Low-bit weights and models": [
         "lowbit",

@@ -29,7 +29,7 @@ void Agreement::require(const std::vector<Word>& words) {
   for (std::size_t r = 0; r < ranks; ++r) {
     parts.push_back(std::as_writable_bytes(std::span(all).subspan(r * own.size(), own.size())));
   }
-  communicator_.all_gather(std::as_bytes(std::span<const std::int64_t>(own)), parts, "plans compared");
+  communicator_.all_gather_on_host(std::as_bytes(std::span<const std::int64_t>(own)), parts, "plans compared");
   for (std::size_t r = 1; r < ranks; ++r) {
     for (std::size_t n = 0; n < own.size(); ++n) {
       const std::int64_t first = all[n], here = all[r * own.size() + n];

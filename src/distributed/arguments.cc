@@ -5,17 +5,36 @@
 #include <tuple>
 
 namespace heddle::distributed {
+namespace {
 
-Call checked_call(const char* operation, const Plan& plan, Scheme scheme, int rank, const TensorView& q,
-                  const TensorView& k, const TensorView& v, const TensorView& o, const TensorView& lse,
-                  const Options& options, const Runtime& runtime) {
+// Whether a rank's rows, or the keys that it meets, stand for several positions each.
+bool rows_stand_apart(const Plan& plan, Scheme scheme) {
+  return plan.problem().order == Order::striped && plan.ulysses(scheme) < plan.problem().ranks;
+}
+
+// Keys that a row of the area attends at most; -1: any number.
+std::int64_t width_of(const Area& area) {
+  const std::int64_t right = area.causal == Causal::none ? area.window_right : 0;
+  return area.window_left < 0 || right < 0 ? -1 : area.window_left + right + 1;
+}
+
+}  // namespace
+
+Call checked_call(const char* operation, const Plan& plan, Scheme scheme, const Communicator& communicator,
+                  const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& o,
+                  const TensorView& lse, const Options& options, const Runtime& runtime) {
   const Check check(operation);
-  check.tensor(q, "q", q.dtype, Device::cpu, 4);
+  const Device device = communicator.device();
+  const int rank = communicator.rank();
+  check.require(!q.given() || q.device == device, "q is ", q.device == Device::cpu ? "on the CPU" : "on a GPU",
+                ": tensors must lie where messages by ", communicator.name(), " do, ",
+                device == Device::cpu ? "on the CPU" : "on a GPU");
+  check.tensor(q, "q", q.dtype, device, 4);
   check.require(q.dtype == DType::f32 || q.dtype == DType::f16 || q.dtype == DType::bf16, "q is ", name_of(q.dtype),
                 ": it must be float32, float16 or bfloat16");
-  check.tensor(k, "k", q.dtype, Device::cpu, 4);
-  check.tensor(v, "v", q.dtype, Device::cpu, 4);
-  check.tensor(o, "o", o.dtype, Device::cpu, 4);
+  check.tensor(k, "k", q.dtype, device, 4);
+  check.tensor(v, "v", q.dtype, device, 4);
+  check.tensor(o, "o", o.dtype, device, 4);
   check.require(o.dtype == DType::f32 || o.dtype == q.dtype, "o is ", name_of(o.dtype),
                 ": it must be float32 or have q's dtype, ", name_of(q.dtype));
   const std::int64_t rows = plan.rows(rank);
@@ -33,44 +52,53 @@ Call checked_call(const char* operation, const Plan& plan, Scheme scheme, int ra
                 "o is ", o, ": it must be [B, rows, H, Dv] of q ", q, " and v ", v);
   check.not_overlapping(o, "o");
   if (lse.given()) {
-    check.tensor(lse, "lse", DType::f32, Device::cpu, 3);
+    check.tensor(lse, "lse", DType::f32, device, 3);
     check.require(lse.shape[0] == q.shape[0] && lse.shape[1] == q.shape[2] && lse.shape[2] == rows, "lse is ", lse,
                   ": it must be [B, H, rows] of q, ", q);
   }
   for (const auto& [name, x] : {std::pair{"alibi_slopes", &options.alibi_slopes}, {"sink", &options.sink}}) {
     if (!x->given()) continue;
-    check.tensor(*x, name, DType::f32, Device::cpu, 1);
+    check.tensor(*x, name, DType::f32, device, 1);
     check.require(x->shape[0] == q.shape[2], name, " is ", *x, ": it must be [H], ", q.shape[2]);
   }
-  const bool apart = plan.problem().order == Order::striped && plan.ulysses(scheme) < plan.problem().ranks;
-  check.require(!options.alibi_slopes.given() || !apart,
+  check.require(!options.alibi_slopes.given() || !rows_stand_apart(plan, scheme),
                 "alibi_slopes are given and the plan's order is striped: its rows stand for several positions each, "
                 "which ALiBi is not about");
-  return {q, k, v, o, lse, options, runtime, {q.shape[0], k.shape[2], q.shape[3], v.shape[3], q.dtype}};
+  return {q, k, v, o, lse, options, runtime, {q.shape[0], k.shape[2], q.shape[3], v.shape[3], q.dtype, device}};
 }
 
-void check_backward(const Call& call, const TensorView& d_o, const TensorView& d_lse, const Gradients& gradients) {
+void check_backward(const Call& call, const Plan& plan, Scheme scheme, const TensorView& d_o, const TensorView& d_lse,
+                    const Gradients& gradients) {
   const auto& [q, k, v, o, lse, options, runtime, keys] = call;
   const Check check(kBackward);
   check.require(lse.given(), "lse is missing: a backward needs forward's");
   check.require(!gradients.dsink.given() || options.sink.given(), "dsink is given and sink is not");
+  if (keys.device == Device::cuda) {
+    check.require(!options.alibi_slopes.given(), "alibi_slopes are given: gradients of pieces on a GPU have no ALiBi");
+    for (const Area& area : plan.areas()) {
+      const std::int64_t width = width_of(area), step = plan.problem().ranks;
+      check.require(!rows_stand_apart(plan, scheme) || width < 0 || width >= step, "the plan's order is striped, its ",
+                    "rows stand ", step, " positions apart and a window has ", width,
+                    ": gradients on a GPU take one that is no narrower");
+    }
+  }
   for (const auto& [name, gradient, x] :
        {std::tuple{"dq", &gradients.dq, &q}, {"dk", &gradients.dk, &k}, {"dv", &gradients.dv, &v}}) {
     if (!gradient->given()) continue;
-    check.tensor(*gradient, name, gradient->dtype, Device::cpu, 4);
+    check.tensor(*gradient, name, gradient->dtype, keys.device, 4);
     check.require(gradient->dtype == DType::f32 || gradient->dtype == q.dtype, name, " is ", name_of(gradient->dtype),
                   ": it must be float32 or have q's dtype, ", name_of(q.dtype));
     check.require(gradient->shape == x->shape, name, " is ", *gradient, ": it must have its tensor's shape, ", *x);
     check.not_overlapping(*gradient, name);
   }
-  check.tensor(d_o, "d_o", o.dtype, Device::cpu, 4);
+  check.tensor(d_o, "d_o", o.dtype, keys.device, 4);
   check.require(d_o.shape == o.shape, "d_o is ", d_o, ": it must have o's shape, ", o);
   if (d_lse.given()) {
-    check.tensor(d_lse, "d_lse", DType::f32, Device::cpu, 3);
+    check.tensor(d_lse, "d_lse", DType::f32, keys.device, 3);
     check.require(d_lse.shape == lse.shape, "d_lse is ", d_lse, ": it must have lse's shape, ", lse);
   }
   if (gradients.dsink.given()) {
-    check.tensor(gradients.dsink, "dsink", DType::f32, Device::cpu, 1);
+    check.tensor(gradients.dsink, "dsink", DType::f32, keys.device, 1);
     check.require(gradients.dsink.shape[0] == q.shape[2] && gradients.dsink.contiguous(), "dsink is ", gradients.dsink,
                   ": it must be [H], contiguous, ", q.shape[2]);
   }

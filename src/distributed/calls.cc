@@ -5,10 +5,6 @@
 namespace heddle::distributed {
 namespace {
 
-TensorView of_row_numbers(const std::vector<std::int32_t>& x) {
-  return {x.data(), DType::i32, {static_cast<std::int64_t>(x.size())}};
-}
-
 // The piece's part of a tensor whose rows are extent `n`; of sequence b alone unless that is -1. Not given: not given.
 TensorView piece_of(const TensorView& x, int n, std::int64_t begin, std::int64_t end, std::int64_t b) {
   if (!x.given()) return x;
@@ -18,6 +14,32 @@ TensorView piece_of(const TensorView& x, int n, std::int64_t begin, std::int64_t
 
 }  // namespace
 
+TensorView CallMemory::written(const std::vector<std::int32_t>& x) {
+  const TensorView view = index_memory_.emplace_back(memory_).get(DType::i32, {static_cast<std::int64_t>(x.size())});
+  memory_.write(view.data, x.data(), x.size() * sizeof(std::int32_t));
+  return view;
+}
+
+const CallMemory::Indices& CallMemory::indices_of(const Piece& piece, std::int64_t batch) {
+  const bool one = piece.q_offset.size() == 1;
+  const auto [at, is_new] = indices_.try_emplace({&piece, one ? batch : 0});
+  if (!is_new) return at->second;
+  try {
+    if (one) {
+      const auto count = static_cast<std::size_t>(batch);
+      at->second.q_offset = written(std::vector<std::int32_t>(count, piece.q_offset[0]));
+      at->second.key_offset = written(std::vector<std::int32_t>(count, piece.key_offset[0]));
+    } else {
+      at->second = {written(piece.cu_seqlens_q), written(piece.cu_seqlens_k), written(piece.q_offset),
+                    written(piece.key_offset)};
+    }
+  } catch (...) {
+    indices_.erase(at);
+    throw;
+  }
+  return at->second;
+}
+
 AttentionOptions Calls::base(const Rows& rows, bool sink) const {
   AttentionOptions options;
   options.scale = options_.scale;
@@ -25,6 +47,7 @@ AttentionOptions Calls::base(const Rows& rows, bool sink) const {
   options.alibi_slopes = options_.alibi_slopes;
   options.force = options_.force;
   options.float32_out = rows.o.dtype == DType::f32;
+  options.deterministic = rows.q.device == Device::cuda;  // the CPU is so always
   if (sink) options.sink = options_.sink;
   return options;
 }
@@ -36,20 +59,17 @@ void Calls::for_each_call(const Piece& piece, AttentionOptions options, std::int
   options.window_right = piece.window_right;
   options.q_step = piece.q_step;
   options.key_step = piece.key_step;
-  if (piece.q_offset.size() == 1) {  // one sequence: all of the batch at once
-    const std::vector<std::int32_t> q_offset(static_cast<std::size_t>(batch), piece.q_offset[0]);
-    const std::vector<std::int32_t> key_offset(static_cast<std::size_t>(batch), piece.key_offset[0]);
-    options.q_offset = of_row_numbers(q_offset);
-    options.key_offset = of_row_numbers(key_offset);
+  const CallMemory::Indices& indices = memory_.indices_of(piece, batch);
+  options.q_offset = indices.q_offset;
+  options.key_offset = indices.key_offset;
+  if (!indices.cu_seqlens_q.given()) {  // one sequence: all of the batch at once
     use(options, std::int64_t{-1});
     return;
   }
-  options.cu_seqlens_q = of_row_numbers(piece.cu_seqlens_q);
-  options.cu_seqlens_k = of_row_numbers(piece.cu_seqlens_k);
+  options.cu_seqlens_q = indices.cu_seqlens_q;
+  options.cu_seqlens_k = indices.cu_seqlens_k;
   options.max_seqlen_q = piece.max_seqlen_q;
   options.max_seqlen_k = piece.max_seqlen_k;
-  options.q_offset = of_row_numbers(piece.q_offset);
-  options.key_offset = of_row_numbers(piece.key_offset);
   for (std::int64_t b = 0; b < batch; ++b) use(options, b);
 }
 

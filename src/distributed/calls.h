@@ -1,8 +1,11 @@
 // Pieces run: attention and its gradients between a rank's rows and a buffer of keys.
 #pragma once
 
-#include <vector>
+#include <deque>
+#include <map>
+#include <utility>
 
+#include "distributed/memory.h"
 #include "heddle/distributed.h"
 
 namespace heddle::distributed {
@@ -15,11 +18,33 @@ struct RowGradients {
   TensorView d_o, d_lse, dq;
 };
 
+// What calls of a rank need besides its tensors: a workspace, and the pieces' index data where attention reads it. Each
+// piece's is written there by the first call with it, and kept: a graph that holds the call reads it again.
+class CallMemory {
+ public:
+  struct Indices {
+    TensorView cu_seqlens_q, cu_seqlens_k, q_offset, key_offset;  // cu_seqlens: not given of one sequence
+  };
+
+  explicit CallMemory(Memory& memory) : memory_(memory), workspace_(memory) {}
+  Workspace workspace(std::size_t bytes) { return {workspace_.get(bytes), bytes}; }
+  // piece stays where it is while this is there. batch: of sequences with the piece's one offset.
+  const Indices& indices_of(const Piece& piece, std::int64_t batch);
+
+ private:
+  TensorView written(const std::vector<std::int32_t>& x);
+
+  Memory& memory_;
+  Buffer workspace_;
+  std::deque<Buffer> index_memory_;
+  std::map<std::pair<const Piece*, std::int64_t>, Indices> indices_;
+};
+
 class Calls {
  public:
-  // runtime: its executor and validate. options outlive this.
-  Calls(const Options& options, const Runtime& runtime, WorkspaceBuffer& workspace)
-      : options_(options), runtime_(runtime), workspace_(workspace) {}
+  // runtime: its executor, stream and validate. options outlive this.
+  Calls(const Options& options, const Runtime& runtime, CallMemory& memory)
+      : options_(options), runtime_(runtime), memory_(memory) {}
 
   // Writes o and, if given, lse of the piece's rows. sink: whether this is all that the rows attend.
   void forward(const Piece& piece, const Rows& rows, const TensorView& k, const TensorView& v, bool sink);
@@ -37,13 +62,13 @@ class Calls {
   void for_each_call(const Piece& piece, AttentionOptions options, std::int64_t batch, const Use& use);
   Runtime runtime(std::size_t bytes) const {
     Runtime out = runtime_;
-    out.workspace = workspace_.get(bytes);
+    out.workspace = memory_.workspace(bytes);
     return out;
   }
 
   const Options& options_;
   const Runtime& runtime_;
-  WorkspaceBuffer& workspace_;
+  CallMemory& memory_;
 };
 
 }  // namespace heddle::distributed

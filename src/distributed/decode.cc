@@ -120,7 +120,12 @@ struct RankDecode::State {
   WorkspaceBuffer workspace;
 };
 
-RankDecode::RankDecode(Communicator& communicator) : state_(std::make_unique<State>(communicator)) {}
+RankDecode::RankDecode(Communicator& communicator) {
+  Check("distributed.decode")
+      .require(communicator.device() == Device::cpu, "messages by ", communicator.name(),
+               " lie on a GPU: decoding over ranks is on the CPU so far");
+  state_ = std::make_unique<State>(communicator);
+}
 
 RankDecode::~RankDecode() = default;
 
@@ -152,7 +157,7 @@ void RankDecode::forward(const TensorView& q, const TensorView& k_cache, const T
   const bool rounded = o.dtype != DType::f32;
   const TensorView merged = rounded ? message.o(own.data()) : o;  // own was copied into all
   merge_attention(partials, merged, lse, {.sink = options.sink}, runtime);
-  if (rounded) copy_rows({merged}, {o}, message.rows);
+  if (rounded) host_memory().copy_rows(merged, o, message.rows);
 }
 
 }  // namespace heddle::distributed

@@ -20,10 +20,11 @@ class SchemeOfRank {
   virtual std::span<float> backward(const Call& call, const RowGradients& gradients, bool dkv) = 0;
 };
 
-// gather, ring and needed: keys go to rows. Plan and communicator outlive it.
-std::unique_ptr<SchemeOfRank> scheme_of_keys(const Plan& plan, Communicator& communicator, Scheme scheme);
+// gather, ring and needed: keys go to rows. Plan, communicator and memory outlive it; memory is where messages lie.
+std::unique_ptr<SchemeOfRank> scheme_of_keys(const Plan& plan, Communicator& communicator, Memory& memory,
+                                             Scheme scheme);
 // ulysses and 2d: heads are exchanged for rows inside of a group. across: how keys get from group to group, as above.
-std::unique_ptr<SchemeOfRank> scheme_of_heads(const Plan& plan, Communicator& communicator, Scheme scheme,
-                                              Scheme across);
+std::unique_ptr<SchemeOfRank> scheme_of_heads(const Plan& plan, Communicator& communicator, Memory& memory,
+                                              Scheme scheme, Scheme across);
 
 }  // namespace heddle::distributed

@@ -1,6 +1,6 @@
 // Heads exchanged for rows inside of a group of ranks, which then is one rank of a plan of groups for its heads.
 #include <algorithm>
-#include <array>
+#include <deque>
 #include <utility>
 
 #include "distributed/memory.h"
@@ -10,21 +10,26 @@
 namespace heddle::distributed {
 namespace {
 
-// Consecutive numbers, or those at one distance, as runs: number n of them is row `local` + n.
-std::vector<Run> runs_of(const std::vector<std::int64_t>& rows) {
-  std::vector<Run> out;
+// Row n goes to rows[n]: a move for consecutive numbers, or those at one distance.
+std::vector<RowMove> moves_to(const std::vector<std::int64_t>& rows) {
+  std::vector<RowMove> out;
   for (std::size_t n = 0; n < rows.size(); ++n) {
     if (!out.empty()) {
-      Run& run = out.back();
-      if (run.count == 1 && rows[n] > run.begin) run.step = rows[n] - run.begin;
-      if (run.begin + run.step * run.count == rows[n]) {
-        ++run.count;
+      RowMove& move = out.back();
+      if (move.count == 1 && rows[n] > move.to) move.to_step = rows[n] - move.to;
+      if (move.to + move.to_step * move.count == rows[n]) {
+        ++move.count;
         continue;
       }
     }
-    out.push_back({.begin = rows[n], .step = 1, .count = 1, .local = static_cast<std::int64_t>(n)});
+    out.push_back({.from = static_cast<std::int64_t>(n), .to = rows[n], .count = 1});
   }
   return out;
+}
+
+std::vector<RowMove> reversed(std::vector<RowMove> moves) {
+  for (RowMove& move : moves) std::swap(move.from, move.to), std::swap(move.from_step, move.to_step);
+  return moves;
 }
 
 // Heads that one call takes, with as many query heads to each key head: a share less groups that are cut, and these.
@@ -53,14 +58,16 @@ struct Moved {
 
 class SchemeOfHeads : public SchemeOfRank {
  public:
-  SchemeOfHeads(const Plan& plan, Communicator& communicator, Scheme scheme, Scheme across)
-      : size_(plan.ulysses(scheme)),
+  SchemeOfHeads(const Plan& plan, Communicator& communicator, Memory& memory, Scheme scheme, Scheme across)
+      : memory_(memory),
+        size_(plan.ulysses(scheme)),
         place_(communicator.rank() % size_),
         groups_(plan.grouped(size_)),
         group_(communicator.rank() / size_),
         inside_(communicator, ranks_from(communicator.rank() - place_, 1, size_)),
         across_(communicator, ranks_from(place_, size_, communicator.size() / size_)),
-        keys_(scheme_of_keys(groups_, across_, across)) {
+        keys_(scheme_of_keys(groups_, across_, memory, across)) {
+    for (int n = 0; n < kTensors; ++n) tensors_.emplace_back(memory);
     const std::vector<std::int64_t> places = groups_.inverse(), whole = plan.permutation();
     std::int64_t first = 0, before = 0;
     for (int g = 0; g < group_; ++g) before += groups_.rows(g);
@@ -71,7 +78,8 @@ class SchemeOfHeads : public SchemeOfRank {
           rows.push_back(places[static_cast<std::size_t>(whole[static_cast<std::size_t>(n)])] - before);
         }
         lengths_.push_back(plan.rows(rank));
-        rows_.push_back(runs_of(rows));
+        to_group_.push_back(moves_to(rows));
+        from_group_.push_back(reversed(to_group_.back()));
       }
       first += plan.rows(rank);
     }
@@ -102,32 +110,32 @@ class SchemeOfHeads : public SchemeOfRank {
   // A member's rows with a member's heads of one tensor, as they lie in a message.
   TensorView block(const Moved& x, int rows_of, int heads_of, std::byte* data) const {
     const HeadShare share = share_of(x, heads_of);
-    return {data,
-            x.rows.dtype,
-            {x.rows.shape[0], lengths_[static_cast<std::size_t>(rows_of)], share.end - share.begin, x.rows.shape[3]}};
+    return memory_.view(
+        data, x.rows.dtype,
+        {x.rows.shape[0], lengths_[static_cast<std::size_t>(rows_of)], share.end - share.begin, x.rows.shape[3]});
   }
   // there: from rows to heads. Back, rows of keys, f32 and 0 before, get the sum of what members send, in their order.
   // Tensors of f32 come first: each member's message begins at a multiple of kAlign bytes.
   void move(const std::vector<Moved>& tensors, bool there, const std::string& what);
   void move_there(const std::vector<Moved>& tensors, const std::string& what) { move(tensors, true, what); }
   void move_back(const std::vector<Moved>& tensors, const std::string& what) { move(tensors, false, what); }
-  TensorView memory(std::size_t n, DType dtype, std::initializer_list<std::int64_t> shape) {
-    TensorView x(nullptr, dtype, shape);
-    x.data = memory_[n].get(static_cast<std::size_t>(x.elements()) * size_of(dtype)).data;
-    return x;
+  TensorView tensor(std::size_t n, DType dtype, std::initializer_list<std::int64_t> shape) {
+    return tensors_[n].get(dtype, shape);
   }
 
+  static constexpr int kTensors = 10;
+  Memory& memory_;
   const int size_, place_;
   const Plan groups_;
   const int group_;
   Subset inside_, across_;
   const std::unique_ptr<SchemeOfRank> keys_;
-  std::vector<std::int64_t> lengths_;   // of each member's rows
-  std::vector<std::vector<Run>> rows_;  // of each member: where they are among the group's
-  std::vector<HeadShare> shares_;       // of each member, in the call at hand
-  std::array<WorkspaceBuffer, 10> memory_;
-  WorkspaceBuffer sent_, came_, own_lse_;
-  Floats key_gradients_, no_d_lse_;
+  std::vector<std::int64_t> lengths_;                        // of each member's rows
+  std::vector<std::vector<RowMove>> to_group_, from_group_;  // of each member: where they are among the group's
+  std::vector<HeadShare> shares_;                            // of each member, in the call at hand
+  std::deque<Buffer> tensors_;
+  Buffer sent_{memory_}, came_{memory_}, own_lse_{memory_};
+  Floats key_gradients_{memory_}, no_d_lse_{memory_};
 };
 
 void SchemeOfHeads::move(const std::vector<Moved>& tensors, bool there, const std::string& what) {
@@ -145,8 +153,7 @@ void SchemeOfHeads::move(const std::vector<Moved>& tensors, bool there, const st
     }
     return sum;
   };
-  std::byte* const out_memory = static_cast<std::byte*>(sent_.get(total(true)).data);
-  std::byte* const in_memory = static_cast<std::byte*>(came_.get(total(false)).data);
+  std::byte *const out_memory = sent_.get(total(true)), *const in_memory = came_.get(total(false));
   std::size_t out_bytes = 0, in_bytes = 0;
   std::vector<std::span<const std::byte>> sent;
   std::vector<std::span<std::byte>> came;
@@ -157,11 +164,9 @@ void SchemeOfHeads::move(const std::vector<Moved>& tensors, bool there, const st
       const TensorView packed = block(x, rows_sent(member), heads_sent(member), out_memory + out_bytes);
       const HeadShare share = share_of(x, member);
       if (there) {
-        copy_rows({part(x.rows, 2, share.begin, share.end)}, {packed}, packed.shape[1]);
+        memory_.copy_rows(part(x.rows, 2, share.begin, share.end), packed, packed.shape[1]);
       } else {
-        for (const Run& run : rows_[static_cast<std::size_t>(member)]) {
-          copy_rows({x.heads, run.begin, run.step}, {packed, run.local}, run.count);
-        }
+        memory_.copy_rows(x.heads, packed, from_group_[static_cast<std::size_t>(member)]);
       }
       const TensorView coming = block(x, heads_sent(member), rows_sent(member), in_memory + in_bytes);
       out_bytes += static_cast<std::size_t>(packed.elements()) * size_of(packed.dtype);
@@ -177,13 +182,12 @@ void SchemeOfHeads::move(const std::vector<Moved>& tensors, bool there, const st
       const TensorView packed = block(x, heads_sent(member), rows_sent(member), at);
       const HeadShare share = share_of(x, member);
       if (there) {
-        for (const Run& run : rows_[static_cast<std::size_t>(member)]) {
-          copy_rows({packed, run.local}, {x.heads, run.begin, run.step}, run.count);
-        }
+        memory_.copy_rows(packed, x.heads, to_group_[static_cast<std::size_t>(member)]);
       } else if (x.of_keys) {
-        add_rows({packed}, {part(x.rows, 2, share.begin, share.end)}, packed.shape[1]);
+        const RowMove all{.count = packed.shape[1]};
+        memory_.add_rows(packed, part(x.rows, 2, share.begin, share.end), {&all, 1});
       } else {
-        copy_rows({packed}, {part(x.rows, 2, share.begin, share.end)}, packed.shape[1]);
+        memory_.copy_rows(packed, part(x.rows, 2, share.begin, share.end), packed.shape[1]);
       }
       at += static_cast<std::size_t>(packed.elements()) * size_of(packed.dtype);
     }
@@ -196,11 +200,11 @@ SchemeOfHeads::HeadCall SchemeOfHeads::tensors(const Call& call) {
   const std::int64_t B = call.batch(), rows = groups_.rows(group_), H = share.end - share.begin,
                      Hkv = share.kv_end - share.kv_begin, D = call.keys.head_size, Dv = call.keys.head_size_v;
   const DType dtype = call.keys.dtype;
-  return {.q = memory(0, dtype, {B, rows, H, D}),
-          .k = memory(1, dtype, {B, rows, Hkv, D}),
-          .v = memory(2, dtype, {B, rows, Hkv, Dv}),
-          .o = memory(3, call.o.dtype, {B, rows, H, Dv}),
-          .lse = memory(4, DType::f32, {B, H, rows}),
+  return {.q = tensor(0, dtype, {B, rows, H, D}),
+          .k = tensor(1, dtype, {B, rows, Hkv, D}),
+          .v = tensor(2, dtype, {B, rows, Hkv, Dv}),
+          .o = tensor(3, call.o.dtype, {B, rows, H, Dv}),
+          .lse = tensor(4, DType::f32, {B, H, rows}),
           .d_o = {},
           .d_lse = {},
           .dq = {},
@@ -233,21 +237,19 @@ void SchemeOfHeads::forward(const Call& call) {
   for_each_part(call, own, [&](const Call& part_of_heads, const HeadShare&) { keys_->forward(part_of_heads); });
   TensorView lse = call.lse;
   if (!lse.given()) {  // it is sent all the same: who wants it is not compared
-    lse = {nullptr, DType::f32, {call.batch(), call.heads(), call.q.shape[1]}};
-    lse.data = own_lse_.get(static_cast<std::size_t>(lse.elements()) * sizeof(float)).data;
+    lse = own_lse_.get(DType::f32, {call.batch(), call.heads(), call.q.shape[1]});
   }
   move_back({{lse_as_rows(lse), lse_as_rows(own.lse)}, {call.o, own.o}}, "heads exchanged for rows");
 }
 
 std::span<float> SchemeOfHeads::backward(const Call& call, const RowGradients& gradients, bool dkv) {
   HeadCall own = tensors(call);
-  own.d_o = memory(5, call.o.dtype, {own.o.shape[0], own.o.shape[1], own.o.shape[2], own.o.shape[3]});
-  own.d_lse = memory(6, DType::f32, {own.lse.shape[0], own.lse.shape[1], own.lse.shape[2]});
+  own.d_o = tensor(5, call.o.dtype, {own.o.shape[0], own.o.shape[1], own.o.shape[2], own.o.shape[3]});
+  own.d_lse = tensor(6, DType::f32, {own.lse.shape[0], own.lse.shape[1], own.lse.shape[2]});
   TensorView d_lse = gradients.d_lse;
   if (!d_lse.given()) {
-    d_lse = {no_d_lse_.filled(call.lse.elements(), 0).data(),
-             DType::f32,
-             {call.lse.shape[0], call.lse.shape[1], call.lse.shape[2]}};
+    d_lse = memory_.view(no_d_lse_.filled(call.lse.elements(), 0).data(), DType::f32,
+                         {call.lse.shape[0], call.lse.shape[1], call.lse.shape[2]});
   }
   move_there({{lse_as_rows(call.lse), lse_as_rows(own.lse)},
               {lse_as_rows(d_lse), lse_as_rows(own.d_lse)},
@@ -262,14 +264,14 @@ std::span<float> SchemeOfHeads::backward(const Call& call, const RowGradients& g
   std::span<float> complete;
   const KeyBlock block = call.gradients();
   if (dkv) {
-    own.dk = memory(7, DType::f32, {own.k.shape[0], own.k.shape[1], own.k.shape[2], own.k.shape[3]});
-    own.dv = memory(8, DType::f32, {own.v.shape[0], own.v.shape[1], own.v.shape[2], own.v.shape[3]});
+    own.dk = tensor(7, DType::f32, {own.k.shape[0], own.k.shape[1], own.k.shape[2], own.k.shape[3]});
+    own.dv = tensor(8, DType::f32, {own.v.shape[0], own.v.shape[1], own.v.shape[2], own.v.shape[3]});
     complete = key_gradients_.filled(block.elements(rows), 0);
     moved.push_back({block.k(complete.data(), rows), own.dk, true});
     moved.push_back({block.v(complete.data(), rows), own.dv, true});
   }
   if (gradients.dq.given()) {
-    own.dq = memory(9, gradients.dq.dtype, {own.q.shape[0], own.q.shape[1], own.q.shape[2], own.q.shape[3]});
+    own.dq = tensor(9, gradients.dq.dtype, {own.q.shape[0], own.q.shape[1], own.q.shape[2], own.q.shape[3]});
     moved.push_back({gradients.dq, own.dq});
   }
   for_each_part(call, own, [&](const Call& part_of_heads, const HeadShare& at) {
@@ -279,8 +281,8 @@ std::span<float> SchemeOfHeads::backward(const Call& call, const RowGradients& g
     if (!dkv) return;
     const KeyBlock of_keys = part_of_heads.gradients();
     const std::int64_t all = own.k.shape[1];
-    copy_rows({of_keys.k(found.data(), all)}, {part(own.dk, 2, at.kv_begin, at.kv_end)}, all);
-    copy_rows({of_keys.v(found.data(), all)}, {part(own.dv, 2, at.kv_begin, at.kv_end)}, all);
+    memory_.copy_rows(of_keys.k(found.data(), all), part(own.dk, 2, at.kv_begin, at.kv_end), all);
+    memory_.copy_rows(of_keys.v(found.data(), all), part(own.dv, 2, at.kv_begin, at.kv_end), all);
   });
   move_back(moved, "gradients of heads exchanged for those of rows");
   return complete;
@@ -288,9 +290,9 @@ std::span<float> SchemeOfHeads::backward(const Call& call, const RowGradients& g
 
 }  // namespace
 
-std::unique_ptr<SchemeOfRank> scheme_of_heads(const Plan& plan, Communicator& communicator, Scheme scheme,
-                                              Scheme across) {
-  return std::make_unique<SchemeOfHeads>(plan, communicator, scheme, across);
+std::unique_ptr<SchemeOfRank> scheme_of_heads(const Plan& plan, Communicator& communicator, Memory& memory,
+                                              Scheme scheme, Scheme across) {
+  return std::make_unique<SchemeOfHeads>(plan, communicator, memory, scheme, across);
 }
 
 }  // namespace heddle::distributed

@@ -11,31 +11,53 @@
 namespace heddle::distributed {
 namespace {
 
-// Of the keys that some rank needs those of rank `from`, ascending: rows begin, begin + step ... of the former's
-// buffer, which are rows `local` and on of the latter's.
-std::vector<Run> moved_keys(const Plan& plan, const std::vector<Run>& needed, int from) {
-  std::vector<Run> own = plan.runs(from), out;
+using Moves = std::vector<RowMove>;
+
+// The rows of a rank's tensors to where they are in the whole.
+Moves to_whole(const std::vector<Run>& runs) {
+  Moves out;
+  for (const Run& run : runs) out.push_back({run.local, 1, run.begin, run.step, run.count});
+  return out;
+}
+
+// Of the keys that some rank needs those of rank `from`, ascending: from its tensors to the former's buffer.
+Moves needed_moves(const Plan& plan, const std::vector<Run>& needed, int from) {
+  std::vector<Run> own = plan.runs(from);
   std::ranges::sort(own, {}, &Run::begin);
+  Moves out;
   for (const Run& keys : needed) {
-    for (Run run : inside(own, keys.begin, keys.begin + keys.count)) {
-      run.begin += keys.local - keys.begin;
-      out.push_back(run);
+    for (const Run& run : inside(own, keys.begin, keys.begin + keys.count)) {
+      out.push_back({run.local, 1, run.begin + keys.local - keys.begin, run.step, run.count});
     }
   }
   return out;
 }
 
-std::int64_t rows_of(const std::vector<Run>& runs) {
+std::int64_t rows_of(const Moves& moves) {
   std::int64_t sum = 0;
-  for (const Run& run : runs) sum += run.count;
+  for (const RowMove& move : moves) sum += move.count;
   return sum;
 }
 
+Moves reversed(Moves moves) {
+  for (RowMove& move : moves) std::swap(move.from, move.to), std::swap(move.from_step, move.to_step);
+  return moves;
+}
+
+// The same rows, in this order, from (to) a message that has nothing else.
+Moves from_message(Moves moves) {
+  std::int64_t at = 0;
+  for (RowMove& move : moves) move.from = std::exchange(at, at + move.count), move.from_step = 1;
+  return moves;
+}
+Moves to_message(const Moves& moves) { return reversed(from_message(reversed(moves))); }
+
 class SchemeOfKeys : public SchemeOfRank {
  public:
-  SchemeOfKeys(const Plan& plan, Communicator& communicator, Scheme scheme)
+  SchemeOfKeys(const Plan& plan, Communicator& communicator, Memory& memory, Scheme scheme)
       : plan_(plan),
         communicator_(communicator),
+        memory_(memory),
         scheme_(scheme),
         rank_(communicator.rank()),
         ranks_(communicator.size()) {
@@ -44,14 +66,15 @@ class SchemeOfKeys : public SchemeOfRank {
     } else if (scheme_ == Scheme::needed) {
       steps_ = {plan.needed_pieces(rank_)};
       const std::vector<Run> needed = plan.needed_keys(rank_);
-      keys_ = rows_of(needed);
       for (int r = 0; r < ranks_; ++r) {
-        got_.push_back(moved_keys(plan, needed, r));
-        given_.push_back(moved_keys(plan, plan.needed_keys(r), rank_));
+        got_.push_back(from_message(needed_moves(plan, needed, r)));
+        keys_ += rows_of(got_.back());
+        given_.push_back(to_message(needed_moves(plan, plan.needed_keys(r), rank_)));
       }
     } else {
       steps_ = {plan.gather_pieces(rank_)};
       keys_ = plan.problem().rows;
+      for (int r = 0; r < ranks_; ++r) got_.push_back(to_whole(plan.runs(r)));
     }
     std::int64_t covered = 0;
     for (const std::vector<Piece>& pieces : steps_) {
@@ -73,10 +96,17 @@ class SchemeOfKeys : public SchemeOfRank {
   }
 
   void put_keys(const Call& call, void* data) const;
+  // k and v, or what was summed for them, in two blocks.
+  void copy_block(const KeyBlock& block, void* from, std::int64_t from_rows, void* to, std::int64_t to_rows,
+                  const Moves& moves) const {
+    memory_.copy_rows(block.k(from, from_rows), block.k(to, to_rows), moves);
+    memory_.copy_rows(block.v(from, from_rows), block.v(to, to_rows), moves);
+  }
   // All keys in the whole's order, or those that are needed in the order of the buffer.
   void keys_at_once(const Call& call, TensorView& k, TensorView& v);
   void gather_keys(const Call& call, TensorView& k, TensorView& v);
   void fetch_keys(const Call& call, TensorView& k, TensorView& v);
+  void put_in_order(const KeyBlock& keys, const std::vector<std::span<std::byte>>& came, TensorView& k, TensorView& v);
   // Calls use(step, k, v) while the next step's keys are on their way.
   template <class Use>
   void pass_keys_round(const Call& call, const Use& use);
@@ -93,20 +123,24 @@ class SchemeOfKeys : public SchemeOfRank {
 
   const Plan& plan_;
   Communicator& communicator_;
+  Memory& memory_;
   const Scheme scheme_;
   const int rank_, ranks_;
-  std::vector<std::vector<Piece>> steps_;      // of `ring` one for each rank whose keys come by
-  bool whole_ = true;                          // each row is in one piece: nothing is merged
-  std::int64_t keys_ = 0;                      // in the buffer of `gather` and `needed`
-  std::vector<std::vector<Run>> given_, got_;  // of `needed`, to and from each rank
-  WorkspaceBuffer workspace_, sent_keys_, came_keys_, ordered_keys_;
-  Floats sum_o_, sum_lse_, part_o_, part_lse_, row_gradients_, key_gradients_, next_gradients_, came_gradients_, parts_;
+  std::vector<std::vector<Piece>> steps_;  // of `ring` one for each rank whose keys come by
+  bool whole_ = true;                      // each row is in one piece: nothing is merged
+  std::int64_t keys_ = 0;                  // in the buffer of `gather` and `needed`
+  std::vector<Moves> got_;                 // of these: from each rank's message to the buffer
+  std::vector<Moves> given_;               // of `needed`: from the rank's rows to the message for each rank
+  CallMemory call_memory_{memory_};
+  Buffer sent_keys_{memory_}, came_keys_{memory_}, ordered_keys_{memory_};
+  Floats sum_o_{memory_}, sum_lse_{memory_}, part_o_{memory_}, part_lse_{memory_}, row_gradients_{memory_},
+      key_gradients_{memory_}, next_gradients_{memory_}, came_gradients_{memory_}, parts_{memory_};
 };
 
 void SchemeOfKeys::put_keys(const Call& call, void* data) const {
   const std::int64_t rows = plan_.rows(rank_);
-  copy_rows({call.k}, {call.keys.k(data, rows)}, rows);
-  copy_rows({call.v}, {call.keys.v(data, rows)}, rows);
+  memory_.copy_rows(call.k, call.keys.k(data, rows), rows);
+  memory_.copy_rows(call.v, call.keys.v(data, rows), rows);
 }
 
 void SchemeOfKeys::keys_at_once(const Call& call, TensorView& k, TensorView& v) {
@@ -122,61 +156,45 @@ void SchemeOfKeys::keys_at_once(const Call& call, TensorView& k, TensorView& v) 
 void SchemeOfKeys::fetch_keys(const Call& call, TensorView& k, TensorView& v) {
   const KeyBlock& keys = call.keys;
   std::int64_t out_rows = 0;
-  for (const std::vector<Run>& given : given_) out_rows += rows_of(given);
-  auto* out = static_cast<std::byte*>(sent_keys_.get(keys.bytes(out_rows)).data);
-  auto* in = static_cast<std::byte*>(came_keys_.get(keys.bytes(keys_)).data);
+  for (const Moves& given : given_) out_rows += rows_of(given);
+  std::byte *out = sent_keys_.get(keys.bytes(out_rows)), *in = came_keys_.get(keys.bytes(keys_));
   std::vector<std::span<const std::byte>> sent;
   std::vector<std::span<std::byte>> came;
   for (std::size_t r = 0; r < given_.size(); ++r) {
     const std::int64_t rows = rows_of(given_[r]);
-    std::int64_t at = 0;
-    for (const Run& run : given_[r]) {
-      copy_rows({call.k, run.local}, {keys.k(out, rows), at}, run.count);
-      copy_rows({call.v, run.local}, {keys.v(out, rows), at}, run.count);
-      at += run.count;
-    }
+    memory_.copy_rows(call.k, keys.k(out, rows), given_[r]);
+    memory_.copy_rows(call.v, keys.v(out, rows), given_[r]);
     sent.emplace_back(out, keys.bytes(rows));
     out += sent.back().size();
     came.emplace_back(in, keys.bytes(rows_of(got_[r])));
     in += came.back().size();
   }
   communicator_.all_to_all(sent, came, "needed keys sent");
-  void* const ordered = ordered_keys_.get(keys.bytes(keys_)).data;
-  k = keys.k(ordered, keys_);
-  v = keys.v(ordered, keys_);
-  for (std::size_t r = 0; r < got_.size(); ++r) {
-    const std::int64_t rows = rows_of(got_[r]);
-    std::int64_t at = 0;
-    for (const Run& run : got_[r]) {
-      copy_rows({keys.k(came[r].data(), rows), at}, {k, run.begin, run.step}, run.count);
-      copy_rows({keys.v(came[r].data(), rows), at}, {v, run.begin, run.step}, run.count);
-      at += run.count;
-    }
-  }
+  put_in_order(keys, came, k, v);
 }
 
 void SchemeOfKeys::gather_keys(const Call& call, TensorView& k, TensorView& v) {
   const KeyBlock& keys = call.keys;
-  const std::size_t own_bytes = keys.bytes(plan_.rows(rank_)), all_bytes = keys.bytes(plan_.problem().rows);
-  void* const own = sent_keys_.get(own_bytes).data;
+  const std::size_t own_bytes = keys.bytes(plan_.rows(rank_));
+  std::byte* const own = sent_keys_.get(own_bytes);
   put_keys(call, own);
-  std::byte* const came = static_cast<std::byte*>(came_keys_.get(all_bytes).data);
-  std::vector<std::span<std::byte>> parts_of_ranks;
-  std::size_t at = 0;
+  std::byte* at = came_keys_.get(keys.bytes(keys_));
+  std::vector<std::span<std::byte>> came;
   for (int r = 0; r < ranks_; ++r) {
-    parts_of_ranks.emplace_back(came + at, keys.bytes(plan_.rows(r)));
-    at += parts_of_ranks.back().size();
+    came.emplace_back(at, keys.bytes(plan_.rows(r)));
+    at += came.back().size();
   }
-  communicator_.all_gather({static_cast<const std::byte*>(own), own_bytes}, parts_of_ranks, "keys gathered");
-  void* const ordered = ordered_keys_.get(all_bytes).data;
-  k = keys.k(ordered, plan_.problem().rows);
-  v = keys.v(ordered, plan_.problem().rows);
-  for (int r = 0; r < ranks_; ++r) {
-    void* const part_of_rank = parts_of_ranks[static_cast<std::size_t>(r)].data();
-    for (const Run& run : plan_.runs(r)) {
-      copy_rows({keys.k(part_of_rank, plan_.rows(r)), run.local}, {k, run.begin, run.step}, run.count);
-      copy_rows({keys.v(part_of_rank, plan_.rows(r)), run.local}, {v, run.begin, run.step}, run.count);
-    }
+  communicator_.all_gather({own, own_bytes}, came, "keys gathered");
+  put_in_order(keys, came, k, v);
+}
+
+void SchemeOfKeys::put_in_order(const KeyBlock& keys, const std::vector<std::span<std::byte>>& came, TensorView& k,
+                                TensorView& v) {
+  void* const ordered = ordered_keys_.get(keys.bytes(keys_));
+  k = keys.k(ordered, keys_);
+  v = keys.v(ordered, keys_);
+  for (std::size_t r = 0; r < came.size(); ++r) {
+    copy_block(keys, came[r].data(), rows_of(got_[r]), ordered, keys_, got_[r]);
   }
 }
 
@@ -185,17 +203,17 @@ void SchemeOfKeys::pass_keys_round(const Call& call, const Use& use) {
   std::int64_t most = 0;
   for (int r = 0; r < ranks_; ++r) most = std::max(most, plan_.rows(r));
   const std::size_t bytes = call.keys.bytes(most);
-  Workspace here = sent_keys_.get(bytes), next = came_keys_.get(bytes);
-  put_keys(call, here.data);
+  std::byte *here = sent_keys_.get(bytes), *next = came_keys_.get(bytes);
+  put_keys(call, here);
   for (int step = 0; step <= plan_.ring_hops(); ++step) {
     const std::int64_t rows = plan_.rows(rank_before(step)), rows_next = plan_.rows(rank_before(step + 1));
     std::unique_ptr<Transfer> transfer;
     if (step < plan_.ring_hops()) {
-      transfer = communicator_.exchange(bytes_at(here, call.keys.bytes(rows)), rank_before(ranks_ - 1),
-                                        bytes_at(next, call.keys.bytes(rows_next)), rank_before(1),
-                                        round("keys passed on", step + 1));
+      transfer =
+          communicator_.exchange({here, call.keys.bytes(rows)}, rank_before(ranks_ - 1),
+                                 {next, call.keys.bytes(rows_next)}, rank_before(1), round("keys passed on", step + 1));
     }
-    use(step, call.keys.k(here.data, rows), call.keys.v(here.data, rows));
+    use(step, call.keys.k(here, rows), call.keys.v(here, rows));
     if (transfer) transfer->wait();
     std::swap(here, next);
   }
@@ -204,9 +222,8 @@ void SchemeOfKeys::pass_keys_round(const Call& call, const Use& use) {
 Rows SchemeOfKeys::new_sum(const Call& call) {
   const std::int64_t rows = plan_.rows(rank_), B = call.batch(), H = call.heads(), Dv = call.keys.head_size_v;
   constexpr float kNone = -std::numeric_limits<float>::infinity();
-  return {call.q,
-          {sum_o_.filled(B * rows * H * Dv, 0).data(), DType::f32, {B, rows, H, Dv}},
-          {sum_lse_.filled(B * H * rows, kNone).data(), DType::f32, {B, H, rows}}};
+  return {call.q, memory_.view(sum_o_.filled(B * rows * H * Dv, 0).data(), DType::f32, {B, rows, H, Dv}),
+          memory_.view(sum_lse_.filled(B * H * rows, kNone).data(), DType::f32, {B, H, rows})};
 }
 
 void SchemeOfKeys::accumulate(Calls& calls, const std::vector<Piece>& pieces, const Call& call, const Rows& sum,
@@ -219,9 +236,8 @@ void SchemeOfKeys::accumulate(Calls& calls, const std::vector<Piece>& pieces, co
     }
     // As large as all rows, of which the piece's are written.
     const std::int64_t rows = plan_.rows(rank_);
-    const Rows one{call.q,
-                   {part_o_.get(B * rows * H * Dv).data(), DType::f32, {B, rows, H, Dv}},
-                   {part_lse_.get(B * H * rows).data(), DType::f32, {B, H, rows}}};
+    const Rows one{call.q, memory_.view(part_o_.get(B * rows * H * Dv).data(), DType::f32, {B, rows, H, Dv}),
+                   memory_.view(part_lse_.get(B * H * rows).data(), DType::f32, {B, H, rows})};
     calls.forward(piece, one, k, v, false);
     const auto of_piece = [&](const Rows& x) {
       return Partial{part(x.o, 1, piece.q_begin, piece.q_end), part(x.lse, 2, piece.q_begin, piece.q_end)};
@@ -237,58 +253,41 @@ void SchemeOfKeys::finish(const Call& call, const Rows& sum) const {
     const Partial all[] = {{sum.o, sum.lse}};
     merge_attention(all, sum.o, sum.lse, {.sink = call.options.sink}, call.runtime);
   }
-  copy_rows({sum.o}, {call.o}, plan_.rows(rank_));
-  if (!call.lse.given()) return;
-  const auto* from = static_cast<const float*>(sum.lse.data);
-  auto* const to = static_cast<float*>(call.lse.data);
-  for (std::int64_t b = 0; b < call.lse.shape[0]; ++b) {
-    for (std::int64_t head = 0; head < call.lse.shape[1]; ++head) {
-      for (std::int64_t row = 0; row < call.lse.shape[2]; ++row) {
-        to[b * call.lse.stride[0] + head * call.lse.stride[1] + row * call.lse.stride[2]] = *from++;
-      }
-    }
-  }
+  const std::int64_t rows = plan_.rows(rank_);
+  memory_.copy_rows(sum.o, call.o, rows);
+  if (call.lse.given()) memory_.copy_rows(lse_as_rows(sum.lse), lse_as_rows(call.lse), rows);
 }
 
 std::span<float> SchemeOfKeys::gather_key_gradients(const Call& call, std::span<float> share) {
   if (ranks_ == 1) return share;
   const KeyBlock block = call.gradients();
-  const TensorView dk = block.k(share.data(), keys_), dv = block.v(share.data(), keys_);
   float* at = parts_.get(block.elements(keys_)).data();
   std::vector<std::span<const float>> shares;
   for (int r = 0; r < ranks_; ++r) {
     const std::int64_t rows = plan_.rows(r);
-    for (const Run& run : plan_.runs(r)) {
-      copy_rows({dk, run.begin, run.step}, {block.k(at, rows), run.local}, run.count);
-      copy_rows({dv, run.begin, run.step}, {block.v(at, rows), run.local}, run.count);
-    }
+    copy_block(block, share.data(), keys_, at, rows, reversed(got_[static_cast<std::size_t>(r)]));
     shares.emplace_back(at, static_cast<std::size_t>(block.elements(rows)));
     at += block.elements(rows);
   }
   const std::int64_t own = block.elements(plan_.rows(rank_));
   const std::span<float> sum = next_gradients_.get(own);
-  communicator_.reduce_scatter(shares, sum, came_gradients_.get(own), "gradients of keys summed");
+  const int copies = memory_.device() == Device::cpu ? 1 : ranks_;
+  communicator_.reduce_scatter(shares, sum, came_gradients_.get(copies * own), "gradients of keys summed");
   return sum;
 }
 
 // Of each key the shares of those ranks that need it, in the order of ranks.
 std::span<float> SchemeOfKeys::return_key_gradients(const Call& call, std::span<float> share) {
   const KeyBlock block = call.gradients();
-  const TensorView dk = block.k(share.data(), keys_), dv = block.v(share.data(), keys_);
   std::int64_t in_rows = 0;
-  for (const std::vector<Run>& given : given_) in_rows += rows_of(given);
+  for (const Moves& given : given_) in_rows += rows_of(given);
   float* out = parts_.get(block.elements(keys_)).data();
   float* in = came_gradients_.get(block.elements(in_rows)).data();
   std::vector<std::span<const std::byte>> sent;
   std::vector<std::span<std::byte>> came;
   for (std::size_t r = 0; r < got_.size(); ++r) {
     const std::int64_t rows = rows_of(got_[r]);
-    std::int64_t at = 0;
-    for (const Run& run : got_[r]) {
-      copy_rows({dk, run.begin, run.step}, {block.k(out, rows), at}, run.count);
-      copy_rows({dv, run.begin, run.step}, {block.v(out, rows), at}, run.count);
-      at += run.count;
-    }
+    copy_block(block, share.data(), keys_, out, rows, reversed(got_[r]));
     sent.emplace_back(reinterpret_cast<const std::byte*>(out), block.bytes(rows));
     out += block.elements(rows);
     came.emplace_back(reinterpret_cast<std::byte*>(in), block.bytes(rows_of(given_[r])));
@@ -297,21 +296,17 @@ std::span<float> SchemeOfKeys::return_key_gradients(const Call& call, std::span<
   communicator_.all_to_all(sent, came, "gradients of needed keys returned");
   const std::int64_t own = plan_.rows(rank_);
   const std::span<float> sum = next_gradients_.filled(block.elements(own), 0);
-  const TensorView sum_k = block.k(sum.data(), own), sum_v = block.v(sum.data(), own);
   for (std::size_t r = 0; r < given_.size(); ++r) {
     const std::int64_t rows = rows_of(given_[r]);
-    std::int64_t at = 0;
-    for (const Run& run : given_[r]) {
-      add_rows({block.k(came[r].data(), rows), at}, {sum_k, run.local}, run.count);
-      add_rows({block.v(came[r].data(), rows), at}, {sum_v, run.local}, run.count);
-      at += run.count;
-    }
+    const Moves moves = reversed(given_[r]);
+    memory_.add_rows(block.k(came[r].data(), rows), block.k(sum.data(), own), moves);
+    memory_.add_rows(block.v(came[r].data(), rows), block.v(sum.data(), own), moves);
   }
   return sum;
 }
 
 void SchemeOfKeys::forward(const Call& call) {
-  Calls calls(call.options, call.runtime, workspace_);
+  Calls calls(call.options, call.runtime, call_memory_);
   if (scheme_ == Scheme::ring) {
     const Rows sum = new_sum(call);
     pass_keys_round(call, [&](int step, const TensorView& keys, const TensorView& values) {
@@ -333,13 +328,13 @@ void SchemeOfKeys::forward(const Call& call) {
 
 std::span<float> SchemeOfKeys::backward(const Call& call, const RowGradients& gradients, bool dkv) {
   const std::int64_t rows = plan_.rows(rank_);
-  Calls calls(call.options, call.runtime, workspace_);
+  Calls calls(call.options, call.runtime, call_memory_);
   const Rows of_rows{call.q, call.o, call.lse};
   RowGradients row_gradients{gradients.d_o, gradients.d_lse, {}};
   if (gradients.dq.given()) {
     const auto& shape = call.q.shape;
-    row_gradients.dq = {
-        row_gradients_.filled(call.q.elements(), 0).data(), DType::f32, {shape[0], rows, shape[2], shape[3]}};
+    row_gradients.dq = memory_.view(row_gradients_.filled(call.q.elements(), 0).data(), DType::f32,
+                                    {shape[0], rows, shape[2], shape[3]});
   }
   const KeyBlock block = call.gradients();
   // The gradients of a block of keys by some pieces.
@@ -375,7 +370,7 @@ std::span<float> SchemeOfKeys::backward(const Call& call, const RowGradients& gr
       add(steps_[static_cast<std::size_t>(step)], keys, values, share);
       if (!dkv) return;
       if (transfer) transfer->wait();  // the sum of the ranks before this one, and the last step's is sent
-      for (std::size_t n = 0; n < came.size(); ++n) share[n] += came[n];
+      memory_.add(share, came);
       const bool last = step == hops;  // then the sum goes home
       const int to = last ? rank_before(hops) : rank_before(ranks_ - 1);
       const int from = last ? rank_before(ranks_ - hops) : rank_before(1);
@@ -385,17 +380,18 @@ std::span<float> SchemeOfKeys::backward(const Call& call, const RowGradients& gr
       std::swap(sent, summed);
     });
     if (transfer) transfer->wait();
-    for (std::size_t n = 0; n < came.size(); ++n) own[n] += came[n];
+    memory_.add(own, came);
     complete = own;
   }
-  if (gradients.dq.given()) copy_rows({row_gradients.dq}, {gradients.dq}, rows);
+  if (gradients.dq.given()) memory_.copy_rows(row_gradients.dq, gradients.dq, rows);
   return complete;
 }
 
 }  // namespace
 
-std::unique_ptr<SchemeOfRank> scheme_of_keys(const Plan& plan, Communicator& communicator, Scheme scheme) {
-  return std::make_unique<SchemeOfKeys>(plan, communicator, scheme);
+std::unique_ptr<SchemeOfRank> scheme_of_keys(const Plan& plan, Communicator& communicator, Memory& memory,
+                                             Scheme scheme) {
+  return std::make_unique<SchemeOfKeys>(plan, communicator, memory, scheme);
 }
 
 }  // namespace heddle::distributed

@@ -20,6 +20,9 @@ class Subset : public Communicator {
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(members_.size()); }
   const char* name() const override { return all_.name(); }
+  Device device() const override { return all_.device(); }
+  void use_stream(void* stream) override { all_.use_stream(stream); }
+  void* stream() const override { return all_.stream(); }
   std::unique_ptr<Transfer> exchange(std::span<const std::byte> out, int to, std::span<std::byte> in, int from,
                                      const std::string& what) override {
     return all_.exchange(out, members_[static_cast<std::size_t>(to)], in, members_[static_cast<std::size_t>(from)],

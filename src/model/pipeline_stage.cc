@@ -54,6 +54,8 @@ struct PipelineStage::State {
 
 PipelineStage::PipelineStage(std::vector<TransformerBlock> blocks, Communicator& communicator) {
   const Check check(kOperation);
+  check.require(communicator.device() == Device::cpu, "messages by ", communicator.name(),
+                " lie on a GPU: blocks over several processes are on the CPU so far");
   check.require(!blocks.empty(), "blocks is empty: each rank must have one");
   for (std::size_t n = 0; n < blocks.size(); ++n) {
     const TransformerBlockOptions &first = blocks[0].options(), &here = blocks[n].options();

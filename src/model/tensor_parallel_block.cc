@@ -16,9 +16,11 @@ namespace {
 
 constexpr const char* kOperation = "tensor_parallel_block";
 
-TransformerBlockOptions on_the_cpu(const TransformerBlockOptions& options) {
-  Check(kOperation)
-      .require(options.device == Device::cpu, "device is cuda: blocks over several processes are on the CPU so far");
+TransformerBlockOptions on_the_cpu(const TransformerBlockOptions& options, const Communicator& communicator) {
+  const Check check(kOperation);
+  check.require(options.device == Device::cpu, "device is cuda: blocks over several processes are on the CPU so far");
+  check.require(communicator.device() == Device::cpu, "messages by ", communicator.name(),
+                " lie on a GPU: blocks over several processes are on the CPU so far");
   return options;
 }
 
@@ -36,7 +38,7 @@ Range even_range(std::int64_t count, int ranks, int rank) {
 struct TensorParallelBlock::State {
   State(const TransformerBlockOptions& options, const TransformerBlockWeights& weights, Communicator& of,
         bool sequence_parallel)
-      : whole(on_the_cpu(options)),
+      : whole(on_the_cpu(options, of)),
         share(TransformerBlock::Weights::make(options, weights, RankOfBlock{of.rank(), of.size()})),
         sequence_parallel(sequence_parallel),
         communicator(of),

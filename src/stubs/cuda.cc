@@ -8,6 +8,7 @@
 #include "cuda/kernels.h"
 #include "cuda/linear.h"
 #include "cuda/model.h"
+#include "cuda/rank_memory.h"
 #include "cuda/stream_memory.h"
 #include "cuda/validate.h"
 #include "heddle/error.h"
@@ -72,6 +73,21 @@ void norm_rows(const void*, const NormRows&, void*) { throw RuntimeError(kWithou
 void norm_embeddings(const EmbeddingRows&, const NormRows&, void*) { throw RuntimeError(kWithout); }
 void pool_rows(const PooledRows&, void*) { throw RuntimeError(kWithout); }
 void widen(const void*, DType, std::int64_t, float*, void*) { throw RuntimeError(kWithout); }
+
+struct KeptMemory::State {};
+KeptMemory::KeptMemory() { throw RuntimeError(kWithout); }
+KeptMemory::~KeptMemory() = default;
+void* KeptMemory::replace(void*, std::size_t, void*) { throw RuntimeError(kWithout); }
+void KeptMemory::give_back(void*) noexcept {}
+void KeptMemory::end_of_call(void*) noexcept {}
+void write_to_gpu(void*, const void*, std::size_t, void*) { throw RuntimeError(kWithout); }
+void read_from_gpu(void*, const void*, std::size_t, void*) { throw RuntimeError(kWithout); }
+void copy_on_gpu(void*, const void*, std::size_t, void*) { throw RuntimeError(kWithout); }
+void fill_floats(float*, std::int64_t, float, void*) { throw RuntimeError(kWithout); }
+void add_floats(float*, const float*, std::int64_t, void*) { throw RuntimeError(kWithout); }
+void move_rows(const TensorView&, const TensorView&, std::span<const RowMove>, bool, void*) {
+  throw RuntimeError(kWithout);
+}
 
 // Operations that refuse their tensors have nothing to check.
 template <class Indices>

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "heddle/distributed.h"
+#include "heddle/distributed_block.h"
 #include "heddle/error.h"
 #include "kit/host_tensor.h"
 #include "kit/on_ranks.h"
@@ -81,6 +82,75 @@ TEST(DistributedRefusals, SayWhatAndWhy) {
   } catch (const Error& error) {
     EXPECT_EQ(std::string(error.what()), "[distributed.rank_attention] the plan is for 2 ranks and threads has 3");
   }
+}
+
+// One whose messages would lie on a GPU.
+class OnGpu : public Communicator {
+ public:
+  int rank() const override { return 0; }
+  int size() const override { return 4; }
+  const char* name() const override { return "test"; }
+  Device device() const override { return Device::cuda; }
+  std::unique_ptr<distributed::Transfer> exchange(std::span<const std::byte>, int, std::span<std::byte>, int,
+                                                  const std::string&) override {
+    ADD_FAILURE() << "nothing may be sent";
+    return nullptr;
+  }
+};
+
+std::string said(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(DistributedRefusals, TensorsLieWhereMessagesDo) {
+  OnGpu on_gpu;
+  const auto threads = distributed::thread_communicators(4, kTimeout);
+  const auto view = [&](const std::vector<float>& x, Device device, std::int64_t heads) {
+    TensorView out{x.data(), DType::f32, {1, std::ssize(x) / (8 * heads), heads, 8}};
+    out.device = device;
+    return out;
+  };
+  const Plan plan({.rows = 12, .ranks = 4, .causal = Causal::top_left});
+  const std::vector<float> x(3 * 8 * 2);
+  const auto forward = [&](Communicator& communicator, Device device) {
+    const TensorView q = view(x, device, 2);
+    return said([&] { RankAttention(plan, communicator, Scheme::ring).forward(q, q, q, q, {}); });
+  };
+  EXPECT_EQ(forward(on_gpu, Device::cpu),
+            "[distributed.forward] q is on the CPU: tensors must lie where messages by test do, on a GPU");
+  EXPECT_EQ(forward(*threads[0], Device::cuda),
+            "[distributed.forward] q is on a GPU: tensors must lie where messages by threads do, on the CPU");
+  EXPECT_EQ(said([&] { distributed::RankDecode decode(on_gpu); }),
+            "[distributed.decode] messages by test lie on a GPU: decoding over ranks is on the CPU so far");
+  EXPECT_EQ(said([&] { distributed::PipelineStage stage({}, on_gpu); }),
+            "[pipeline_stage] messages by test lie on a GPU: blocks over several processes are on the CPU so far");
+}
+
+TEST(DistributedRefusals, GradientsThatNoGpuHas) {
+  OnGpu on_gpu;
+  std::vector<float> x(3 * 8 * 2), row(3 * 2);
+  const auto backward = [&](const Plan& plan, Scheme scheme, const TensorView& slopes) {
+    TensorView q{x.data(), DType::f32, {1, 3, 2, 8}}, lse{row.data(), DType::f32, {1, 2, 3}};
+    q.device = lse.device = Device::cuda;
+    distributed::Options options;
+    options.alibi_slopes = slopes;
+    return said([&] { RankAttention(plan, on_gpu, scheme).backward(q, q, q, q, lse, q, {}, {}, options); });
+  };
+  TensorView slopes{row.data(), DType::f32, {2}};
+  slopes.device = Device::cuda;
+  Problem problem{.rows = 12, .ranks = 4, .causal = Causal::top_left};
+  EXPECT_EQ(backward(Plan(problem), Scheme::gather, slopes),
+            "[distributed.backward] alibi_slopes are given: gradients of pieces on a GPU have no ALiBi");
+  problem.order = Order::striped;
+  problem.window_left = 2;
+  EXPECT_EQ(backward(Plan(problem), Scheme::gather, {}),
+            "[distributed.backward] the plan's order is striped, its rows stand 4 positions apart and a window has 3: "
+            "gradients on a GPU take one that is no narrower");
 }
 
 TEST(DistributedRefusals, RanksThatDisagreeAreToldOnEveryRank) {

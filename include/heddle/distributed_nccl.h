@@ -1,0 +1,47 @@
+// Ranks that are GPUs, one each, by NCCL. In a library of its own, heddle::nccl, where heddle was built with CUDA and
+// NCCL.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <optional>
+
+#include "heddle/distributed.h"
+
+namespace heddle::distributed {
+
+// What ranks find each other by: ncclUniqueId's bytes.
+struct NcclId {
+  std::array<std::byte, 128> bytes;
+};
+// One rank makes it, and the caller sends it to the others, by a file, MPI or what there is. Throws RuntimeError.
+NcclId new_nccl_id();
+
+struct NcclOptions {
+  // None: nothing waits on the host, and a rank that is lost is waited for on the GPU for ever. Given: the host waits
+  // for each exchange, and for what was put on its stream before it. One that takes longer, or that NCCL says has
+  // failed, throws RuntimeError, and the communicator is aborted: each later exchange throws.
+  std::optional<std::chrono::milliseconds> timeout = {};
+  // How many multiprocessors an exchange takes at most (NCCL's maxCTAs), from 1 on, while products run on the others.
+  // 0: NCCL's choice.
+  int multiprocessors = 0;
+};
+
+// Rank `rank` of `size` on the current GPU. All ranks call this with one id, which serves once; each has a GPU of its
+// own, and is a process, or a thread of one that shares it. Exchanges are on a stream of the communicator's own
+// (Communicator::use_stream has the caller's). Lengths that two ranks do not agree on are not told: a rank waits.
+// Graphs that hold exchanges are destroyed before the communicator, which NCCL has wait for them.
+//
+// Ranks that are threads of one process: what loads a kernel, takes or gives back memory (cudaMalloc, cudaFree) may
+// wait for a GPU that waits for another rank, which then cannot go on. CUDA_MODULE_LOADING=EAGER loads kernels before.
+//
+// Throws Error on a bad argument, RuntimeError where NCCL fails.
+std::unique_ptr<Communicator> nccl_communicator(const NcclId& id, int size, int rank, const NcclOptions& options = {});
+// The same of an ncclComm_t of the current GPU, which the caller keeps, destroys afterwards, and does not use beside a
+// call. Options::multiprocessors was chosen when it was made, and is 0 here. With a timeout, which takes a communicator
+// that was made with blocking 0, ncclCommAbort() has been called on it where an exchange has failed: it is gone then.
+std::unique_ptr<Communicator> nccl_communicator(void* comm, const NcclOptions& options = {});
+
+}  // namespace heddle::distributed

@@ -1,0 +1,122 @@
+// Memory that a rank keeps: taken and given back on a stream of its own, so that it outlives the caller's streams.
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "core/check.h"
+#include "cuda/common/device.h"
+#include "cuda/rank_memory.h"
+#include "heddle/error.h"
+
+namespace heddle::cuda {
+namespace {
+
+constexpr const char* kWhat = "distributed memory";
+
+// The devices of this process that reach memory of `gpu`. NCCL lets ranks of one process write to each other's, which
+// for memory that is taken in a stream's order must be said.
+std::vector<cudaMemAccessDesc> peers_of(int gpu) {
+  int count = 0;
+  check(cudaGetDeviceCount(&count), kWhat);
+  std::vector<cudaMemAccessDesc> out;
+  for (int peer = 0; peer < count; ++peer) {
+    int reaches = 0;
+    if (peer != gpu) check(cudaDeviceCanAccessPeer(&reaches, peer, gpu), kWhat);
+    if (reaches == 0) continue;
+    cudaMemAccessDesc access = {};
+    access.location.type = cudaMemLocationTypeDevice;
+    access.location.id = peer;
+    access.flags = cudaMemAccessFlagsProtReadWrite;
+    out.push_back(access);
+  }
+  return out;
+}
+
+bool captured(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check(cudaStreamIsCapturing(stream, &status), kWhat);
+  return status != cudaStreamCaptureStatusNone;
+}
+
+}  // namespace
+
+struct KeptMemory::State {
+  State() {
+    int gpu = 0;
+    check(cudaGetDevice(&gpu), kWhat);
+    cudaMemPoolProps properties = {};
+    properties.allocType = cudaMemAllocationTypePinned;
+    properties.location.type = cudaMemLocationTypeDevice;
+    properties.location.id = gpu;
+    check(cudaMemPoolCreate(&pool, &properties), kWhat);
+    // Memory goes back to the system with the pool: to unmap it earlier may wait for the GPU.
+    std::uint64_t all = std::numeric_limits<std::uint64_t>::max();
+    check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &all), kWhat);
+    const std::vector<cudaMemAccessDesc> peers = peers_of(gpu);
+    if (!peers.empty()) check(cudaMemPoolSetAccess(pool, peers.data(), peers.size()), kWhat);
+    check(cudaStreamCreateWithFlags(&own, cudaStreamNonBlocking), kWhat);
+    check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), kWhat);
+  }
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+  // Both are destroyed once what is on the stream is done, and the pool once its memory was given back.
+  ~State() {
+    if (event != nullptr) cudaEventDestroy(event);
+    if (own != nullptr) cudaStreamDestroy(own);
+    if (pool != nullptr) cudaMemPoolDestroy(pool);
+  }
+  // What is put on `then` from now on waits for what is on `first`.
+  cudaError_t order(cudaStream_t first, cudaStream_t then) {
+    const cudaError_t status = cudaEventRecord(event, first);
+    return status != cudaSuccess ? status : cudaStreamWaitEvent(then, event, 0);
+  }
+
+  cudaMemPool_t pool = nullptr;
+  cudaStream_t own = nullptr;
+  cudaEvent_t event = nullptr;
+};
+
+KeptMemory::KeptMemory() : state_(std::make_unique<State>()) {}
+
+KeptMemory::~KeptMemory() = default;
+
+void* KeptMemory::replace(void* old, std::size_t bytes, void* stream) {
+  const auto of_caller = static_cast<cudaStream_t>(stream);
+  if (captured(of_caller)) {
+    throw RuntimeError(text("[distributed] ", bytes,
+                            " bytes more are needed while the stream is captured, which takes no memory: make such a "
+                            "call once before the capture"));
+  }
+  State& s = *state_;
+  check(s.order(of_caller, s.own), kWhat);
+  if (old != nullptr) check(cudaFreeAsync(old, s.own), kWhat);
+  void* data = nullptr;
+  check(cudaMallocFromPoolAsync(&data, bytes, s.pool, s.own), text("distributed: ", bytes, " bytes of memory"));
+  check(s.order(s.own, of_caller), kWhat);
+  return data;
+}
+
+void KeptMemory::give_back(void* data) noexcept { cudaFreeAsync(data, state_->own); }
+
+void KeptMemory::end_of_call(void* stream) noexcept {
+  const auto of_caller = static_cast<cudaStream_t>(stream);
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  if (cudaStreamIsCapturing(of_caller, &status) != cudaSuccess || status != cudaStreamCaptureStatusNone) return;
+  state_->order(of_caller, state_->own);  // where it fails, so does the caller's next call
+}
+
+void write_to_gpu(void* to, const void* from, std::size_t bytes, void* stream) {
+  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, static_cast<cudaStream_t>(stream)), kWhat);
+}
+
+void read_from_gpu(void* to, const void* from, std::size_t bytes, void* stream) {
+  const auto on = static_cast<cudaStream_t>(stream);
+  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, on), kWhat);
+  check(cudaStreamSynchronize(on), kWhat);
+}
+
+void copy_on_gpu(void* to, const void* from, std::size_t bytes, void* stream) {
+  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, static_cast<cudaStream_t>(stream)), kWhat);
+}
+
+}  // namespace heddle::cuda

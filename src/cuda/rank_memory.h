@@ -1,0 +1,50 @@
+// The GPU's side of src/distributed: memory that a rank keeps from call to call, and what moves numbers in it, in the
+// order of a stream. In a build without CUDA all of it throws (src/stubs/cuda.cc).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "heddle/tensor.h"
+#include "problem/row_moves.h"
+
+namespace heddle::cuda {
+
+// Memory of the GPU that was current when this was made. Other GPUs of this process reach it, as NCCL has them do.
+// Nothing waits on the host: who waits there for a GPU that waits for another rank may stop that rank, too.
+class KeptMemory {
+ public:
+  KeptMemory();
+  ~KeptMemory();
+  KeptMemory(const KeptMemory&) = delete;
+  KeptMemory& operator=(const KeptMemory&) = delete;
+
+  // Gives `old` back, null or some of this memory, once all that was put on `stream` is done, and takes `bytes` for
+  // what is put there from now on. Throws RuntimeError, also while the stream is captured: a graph would own it.
+  void* replace(void* old, std::size_t bytes, void* stream);
+  // Once all is done that was on a stream at its last end_of_call().
+  void give_back(void* data) noexcept;
+  // Nothing while the stream is captured: who replays a graph knows when it is done.
+  void end_of_call(void* stream) noexcept;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// From the host's memory, which may change once this returns; not while the stream is captured.
+void write_to_gpu(void* to, const void* from, std::size_t bytes, void* stream);
+// Waits for it.
+void read_from_gpu(void* to, const void* from, std::size_t bytes, void* stream);
+void copy_on_gpu(void* to, const void* from, std::size_t bytes, void* stream);
+
+void fill_floats(float* x, std::int64_t count, float value, void* stream);
+void add_floats(float* sum, const float* x, std::int64_t count, void* stream);
+
+// Rows of [B, rows, H, D], rounded where dtypes differ; from is f32 then. add: f32 added to f32. No row of `to` is in
+// two moves.
+void move_rows(const TensorView& from, const TensorView& to, std::span<const RowMove> moves, bool add, void* stream);
+
+}  // namespace heddle::cuda
