@@ -36,6 +36,9 @@ cmake --build "$build" --target "${targets[@]}"
 rm -rf "$stage"
 mkdir -p "$stage"/{bin,lib,tests/gpu,scripts,examples/ladder}
 install -s "$build"/src/libheddle.so.? "$stage/lib/"
+for library in "$build"/src/libheddle_nccl.so.?; do  # where the build has found NCCL, for the tests of ranks
+  if [[ -e $library ]]; then install -s "$library" "$stage/lib/"; fi
+done
 install -s "$build/cli/heddle" "$stage/bin/"
 install -s "$build"/tests/{heddle_gpu_tests,soak/heddle_soak,soak/heddle_soak_planted} "$stage/tests/"
 install -s "$build"/examples/ladder/* "$stage/examples/ladder/"
