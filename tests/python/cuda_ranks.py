@@ -1,4 +1,5 @@
-"""Runs attention over GPUs, a process each, and writes what each case came to: what test_cuda_distributed.py asks. With
+"""Runs attention over GPUs, a process each, and writes what each case came to: what test_cuda_distributed.py asks. Where there is
+one GPU two processes share it, and gloo carries copies of their tensors, as NCCL does not join two processes on one. With
 HEDDLE_RANKS_DEVICE=cpu the same cases run on the CPU.
 
 usage: cuda_ranks.py RESULTS.json
@@ -17,6 +18,7 @@ import heddle.distributed as hd
 import torch
 import torch.distributed as dist
 from distributed_ranks import DEVICE, SECONDS, Case
+from heddle.distributed.ranks import Ranks
 
 
 def cases():
@@ -40,6 +42,40 @@ def operands(seed, rows, dtype=torch.bfloat16):
     return [torch.randn(1, rows, heads, 64).to(DEVICE, dtype) for heads in (8, 2, 2)]
 
 
+def over_nccl():
+    return DEVICE == "cuda" and torch.cuda.device_count() > 1
+
+
+class Copied:
+    """A receive into a copy, which wait() brings to the GPU."""
+
+    def __init__(self, work, copy, into):
+        self._work, self._copy, self._into = work, copy, into
+
+    def is_completed(self):
+        return self._work.is_completed()
+
+    def wait(self, *timeout):
+        self._work.wait(*timeout)
+        if self._into is not None:
+            self._into.copy_(self._copy)
+
+
+def copied_over_gloo(ops):
+    out = []
+    for op in ops:
+        copy = op.tensor.cpu()
+        into = op.tensor if op.op is dist.irecv and op.tensor.is_cuda else None
+        out.append(Copied(op.op(copy if into is not None else op.tensor.cpu(), op.peer, op.group), copy, into))
+    return out
+
+
+def share_one_gpu():
+    """From here on, in this process."""
+    dist.batch_isend_irecv = copied_over_gloo
+    Ranks.serve = lambda ranks, device: None
+
+
 def check_without_waiting(rank, ranks):
     """Without a timeout nothing waits on the host, and bits are the same; captured in a graph, too, and with other rows in it."""
     plan = hd.plan(1000, ranks, heads=8, kv_heads=2, head_size=64, causal="top_left")
@@ -47,7 +83,7 @@ def check_without_waiting(rank, ranks):
         q, k, v = (hd.shard(x, plan, rank) for x in operands(1, 1000))
         right = hd.attention(q, k, v, plan=plan, scheme=scheme, timeout=SECONDS)
         assert torch.equal(hd.attention(q, k, v, plan=plan, scheme=scheme), right), scheme
-        if DEVICE == "cpu":
+        if not over_nccl():
             continue
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -61,7 +97,7 @@ def check_without_waiting(rank, ranks):
 
 
 def check_decode_in_a_graph(rank, ranks):
-    if DEVICE == "cpu":
+    if not over_nccl():
         return
     q, k, v = operands(3, 640)
     q, held = q[:, :1].contiguous(), torch.tensor([256], dtype=torch.int32, device=DEVICE)
@@ -78,13 +114,17 @@ def check_decode_in_a_graph(rank, ranks):
 
 def check_not_compared(rank, ranks):
     """What ranks have not compared is not captured; and a group that does not carry GPUs' tensors is told of."""
-    if DEVICE == "cpu":
+    if not over_nccl():
         return
     plan = hd.plan(64, ranks, heads=8, kv_heads=2, head_size=64)
     q, k, v = (hd.shard(x, plan, rank) for x in operands(4, 64))
     for capture, group, words in (
         (True, None, "the call is captured in a graph and ranks have not compared it: make it once before"),
-        (False, dist.new_group(backend="gloo"), "which the group does not carry (its backend: gloo): GPUs need"),
+        (
+            False,
+            dist.new_group(backend="gloo"),
+            "which the group does not carry (its backend for them: gloo): GPUs need",
+        ),
     ):
         try:
             if capture:

@@ -342,9 +342,14 @@ def run_rank(rank, ranks, checks, folder, port):
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     else:
         wait = timedelta(seconds=SECONDS)
-        backend = "cpu:gloo,cuda:nccl" if DEVICE == "cuda" else "gloo"
-        if DEVICE == "cuda":
+        backend = "gloo"
+        if DEVICE == "cuda" and torch.cuda.device_count() >= ranks:
+            backend = "cpu:gloo,cuda:nccl"
             torch.cuda.set_device(rank)
+        elif DEVICE == "cuda":
+            import cuda_ranks
+
+            cuda_ranks.share_one_gpu()
         dist.init_process_group(
             backend, init_method=f"file://{folder}/store", rank=rank, world_size=ranks, timeout=wait
         )

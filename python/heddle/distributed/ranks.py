@@ -148,11 +148,17 @@ class Ranks:
         return total.view_as(x)
 
     def serve(self, device: torch.device) -> None:
-        """Raises unless the group carries tensors of the device."""
-        if self.group is not None and device.type not in [x.type for x in self.group._device_types]:
+        """Raises unless the group carries tensors of the device. Of a GPU's gloo has some collectives, and no sends."""
+        if self.group is None:
+            return
+        try:
+            backend = self.group._get_backend(device).name()
+        except RuntimeError:
+            backend = "none"
+        if backend in ("none", "gloo") and (device.type == "cuda" or backend == "none"):
             raise ValueError(
-                f"[{self.operation}] tensors are on {device}, which the group does not carry (its backend: {dist.get_backend(self.group)}): "
-                'GPUs need "nccl", or "cpu:gloo,cuda:nccl", of init_process_group or new_group'
+                f"[{self.operation}] tensors are on {device}, which the group does not carry (its backend for them: {backend}): GPUs need "
+                '"nccl", or "cpu:gloo,cuda:nccl", of init_process_group or new_group'
             )
 
     def agree(
