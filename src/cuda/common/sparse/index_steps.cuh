@@ -43,7 +43,7 @@ __device__ __forceinline__ void scan(const Index& p, int (&sums)[2][kWarp]) {
     }
     __syncthreads();
     if (warp < 2) {
-      const int all = sum_through_lane(sums[warp][lane], lane);
+      const int all = sum_through_lane(lane < kThreads / kWarp ? sums[warp][lane] : 0, lane);
       sums[warp][lane] = all;
     }
     __syncthreads();

@@ -81,10 +81,12 @@ struct Params {
   std::int64_t alibi_stride_b, alibi_stride_h;
   ScorePlane bias, mask;  // bias: 16-bit like q, or f32; mask: bytes
   bool bias_is_float;
-  TileLists lists;   // of head units, for kernels whose walk is a ListWalk
-  Positions piece;   // for kernels of pieces, whose bands are about these
-  bool float_out;    // for the same: o is f32
-  const int* order;  // of tiles of equal lengths, for kernels whose walk is a ListWalk; or null: as they are numbered
+  TileLists lists;  // of head units, for kernels whose walk is a ListWalk
+  Positions piece;  // for kernels of pieces, whose bands are about these
+  bool float_out;   // for the same: o is f32
+  // Of tiles of equal lengths, for kernels without score options whose walk is a ListWalk; or null: as they are
+  // numbered.
+  const int* order;
 };
 
 }  // namespace heddle::cuda::sm90::attention

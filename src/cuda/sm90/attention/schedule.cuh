@@ -25,10 +25,11 @@ __device__ inline TileIndex tile_of_batch(const Params& p, int tile) {
   return {p.q_tiles - 1 - rest / units, unit % p.heads, unit / p.heads};
 }
 
-// The number of the tile that comes at this place. Lists have any length.
+// The number of the tile that comes at this place. Lists have any length. Kernels with score options have no registers
+// for an order, and go as tiles are numbered.
 template <class C>
 __device__ inline int tile_at(const Params& p, int place) {
-  if constexpr (!std::same_as<typename C::Walk, BandWalk<int>>) {
+  if constexpr (!std::same_as<typename C::Walk, BandWalk<int>> && C::kOptions == 0) {
     if (p.order != nullptr) return p.order[place];
   }
   return place;
