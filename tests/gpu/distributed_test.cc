@@ -78,9 +78,9 @@ class Ranks {
   std::vector<std::string> thrown_;
 };
 
-// Made once for each number of ranks, as that takes a second.
+// Made once for each number of ranks, as that takes a second, and left at the end, when CUDA may be gone before them.
 Ranks& patient_ranks(int count) {
-  static std::array<std::unique_ptr<Ranks>, 3> all;
+  static auto& all = *new std::array<std::unique_ptr<Ranks>, 3>;
   auto& ranks = all[static_cast<std::size_t>(count)];
   if (!ranks) ranks = std::make_unique<Ranks>(count, kPatient);
   return *ranks;
