@@ -183,7 +183,7 @@ std::vector<GpuCase> gpu_cases() {
       [](AttentionCase& c) { c.Dv = 24; });
   add("window_sink_f32", 1, 257, 4, 1, DType::f32, 64, window, Order::contiguous, with_sink);
   add("documents_bf16", 1, 419, 4, 2, DType::bf16, 64, documents, Order::zigzag);
-  add("documents_sink_f32", 2, 419, 4, 2, DType::f32, 32, documents, Order::per_document, with_sink);
+  add("documents_sink_f32", 1, 419, 4, 2, DType::f32, 32, documents, Order::per_document, with_sink);
   add("documents_balanced_bf16", 1, 419, 6, 2, DType::bf16, 128, documents, Order::balanced);
   add("areas_softcap_f32", 1, 190, 4, 2, DType::f32, 64, areas, Order::zigzag, [](AttentionCase& c) { c.softcap = 3; });
   // Two ranks share a group of query heads in `ulysses`.
