@@ -14,7 +14,6 @@ export PATH=$nvcc:$PATH
 tools=${PYTHON:-.venv/bin/python}
 # One library for all that runs there, found beside it.
 options=(-G Ninja -DCMAKE_BUILD_TYPE=Release -DHEDDLE_CUDA=ON -DHEDDLE_ONEDNN=OFF -DHEDDLE_EMU128=OFF -DHEDDLE_BUILD_BENCH=OFF
-  -DHEDDLE_NCCL=OFF  # which that machine need not have
   -DBUILD_SHARED_LIBS=ON -DCMAKE_BUILD_WITH_INSTALL_RPATH=ON "-DCMAKE_INSTALL_RPATH=\$ORIGIN/../lib;\$ORIGIN/../../lib")
 targets=(heddle_cli heddle_gpu_tests heddle_soak heddle_soak_planted ladder)
 python=$(command -v "${PYTHON_STAGE:-python3.12}" || true)

@@ -27,11 +27,6 @@ std::vector<RowMove> moves_to(const std::vector<std::int64_t>& rows) {
   return out;
 }
 
-std::vector<RowMove> reversed(std::vector<RowMove> moves) {
-  for (RowMove& move : moves) std::swap(move.from, move.to), std::swap(move.from_step, move.to_step);
-  return moves;
-}
-
 // Heads that one call takes, with as many query heads to each key head: a share less groups that are cut, and these.
 std::vector<HeadShare> even_parts(const HeadShare& share, std::int64_t group) {
   std::vector<HeadShare> out;

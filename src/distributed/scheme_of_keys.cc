@@ -39,11 +39,6 @@ std::int64_t rows_of(const Moves& moves) {
   return sum;
 }
 
-Moves reversed(Moves moves) {
-  for (RowMove& move : moves) std::swap(move.from, move.to), std::swap(move.from_step, move.to_step);
-  return moves;
-}
-
 // The same rows, in this order, from (to) a message that has nothing else.
 Moves from_message(Moves moves) {
   std::int64_t at = 0;

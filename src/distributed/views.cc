@@ -1,5 +1,7 @@
 #include "distributed/views.h"
 
+#include <utility>
+
 namespace heddle::distributed {
 
 TensorView part(TensorView x, int n, std::int64_t begin, std::int64_t end) {
@@ -25,6 +27,14 @@ TensorView lse_as_rows(const TensorView& lse) {
                  {lse.stride[0], lse.stride[2], lse.stride[1], 1});
   out.device = lse.device;
   return out;
+}
+
+std::vector<RowMove> reversed(std::vector<RowMove> moves) {
+  for (RowMove& move : moves) {
+    std::swap(move.from, move.to);
+    std::swap(move.from_step, move.to_step);
+  }
+  return moves;
 }
 
 TensorView KeyBlock::k(void* data, std::int64_t rows) const {

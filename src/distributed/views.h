@@ -1,9 +1,11 @@
-// Parts of tensors.
+// Parts of tensors, and rows that go to and fro.
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "heddle/distributed.h"
+#include "problem/row_moves.h"
 
 namespace heddle::distributed {
 
@@ -14,6 +16,9 @@ TensorView entry(const TensorView& x, std::int64_t b);
 
 // lse [B, H, rows] as [B, rows, H, 1].
 TensorView lse_as_rows(const TensorView& lse);
+
+// The way back.
+std::vector<RowMove> reversed(std::vector<RowMove> moves);
 
 // A rank's, or all, keys and values in one block of memory: k [B, rows, Hkv, D], then v [B, rows, Hkv, Dv].
 struct KeyBlock {

@@ -104,9 +104,9 @@ class NcclCommunicator : public Communicator {
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
   ~NcclCommunicator() override {
+    // What is on its way may never be done where a rank is lost; a timeout says how long that is believed in.
     if (comm_ != nullptr && owned_) {
-      // What is on its way may never be done where a rank is lost; a timeout says how long that is believed in.
-      if (done_in_time()) {
+      if (!timeout_ || (done_in_time() && finalized_in_time())) {
         ncclCommDestroy(comm_);
       } else {
         ncclCommAbort(comm_);
@@ -151,13 +151,23 @@ class NcclCommunicator : public Communicator {
   }
   std::string in_vain() const { return text("in vain for ", timeout_->count(), " ms"); }
   bool done_in_time() const {
-    if (!timeout_) return true;
     Patience patience(timeout_);
     while (cudaStreamQuery(own_stream_) == cudaErrorNotReady) {
       if (patience.over()) return false;
       patience.pause();
     }
     return true;
+  }
+  // Of a communicator that does not block.
+  bool finalized_in_time() const {
+    const ncclResult_t begun = ncclCommFinalize(comm_);
+    if (begun != ncclSuccess && begun != ncclInProgress) return false;
+    Patience patience(timeout_);
+    ncclResult_t state = ncclInProgress;
+    while (ncclCommGetAsyncError(comm_, &state) == ncclSuccess && state == ncclInProgress && !patience.over()) {
+      patience.pause();
+    }
+    return state == ncclSuccess;
   }
 
   const std::optional<std::chrono::milliseconds> timeout_;
