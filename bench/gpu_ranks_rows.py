@@ -130,7 +130,7 @@ class Problem:
 
     def ranks(self, plan, scheme: str) -> Callable:
         q, k, v = self.parts[plan.digest]
-        return lambda: hd.attention(q, k, v, plan=plan, scheme=scheme)
+        return lambda: hd.attention(q, k, v, plan=plan, scheme=scheme, deterministic=False)
 
     def ranks_results(self, plan, scheme: str) -> tuple:
         found = results(self.ranks(plan, scheme), self.parts[plan.digest], self.part_weight[plan.digest], self.of_pass)

@@ -65,7 +65,8 @@ void add_partial(Rows& rows) {
   float32("float32_out_too", [](auto& c) { c.d_lse = true; });
   float32("float32_out_causal", [](auto& c) { c.causal = Causal::bottom_right, c.D = 40, c.Dv = 72; });
   float32("float32_out_packed", [](auto& c) {
-    c.packed_q = c.packed_k = c.sink = true, c.causal = Causal::bottom_right, c.layout_o = Layout::padded_rows;
+    c.packed_q = c.packed_k = c.sink = true, c.causal = Causal::bottom_right, c.D = c.Dv = 36;
+    c.layout_o = Layout::padded_rows;
   });
   float32("float32_out_strided", [](auto& c) { c.layout_q = c.layout_k = c.layout_o = Layout::strided_dim; });
   float32("float32_out_few_rows", [](auto& c) { c.Sq = 2, c.Sk = 700, c.causal = Causal::bottom_right; });
@@ -75,7 +76,7 @@ void add_partial(Rows& rows) {
   });
   float32("float32_out_piece_packed", [](auto& c) {
     c.q_offset = c.key_offset = c.packed_q = c.packed_k = true, c.causal = Causal::top_left, c.window_left = 90;
-    c.B = 3, c.Sq = 200, c.Sk = 260, c.D = 128, c.Dv = 72, c.layout_o = Layout::padded_rows;
+    c.B = 3, c.Sq = 200, c.Sk = 260, c.D = 128, c.Dv = 72;
   });
   float32("float32_out_e4m3", [](auto& c) { c.dtype = DType::f8e4m3, c.scaling = Scaling::one; });
 }

@@ -1,5 +1,7 @@
 """Selection by input on a GPU: the lists of the CPU, without waiting for the device."""
 
+import contextlib
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -17,23 +19,24 @@ CALLS = {
 }
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def waiting_is_an_error():
     torch.cuda.set_sync_debug_mode("error")
-    yield
-    torch.cuda.set_sync_debug_mode("default")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_lists_are_those_of_the_cpu(name, waiting_is_an_error):
+def test_lists_are_those_of_the_cpu(name):
     generator = torch.Generator().manual_seed(0)
     q, k = (3 * torch.randn(1, 1000, n, 64, generator=generator) for n in (4, 2))
     there_q, there_k = q.cuda(), k.cuda()
-    with torch.no_grad():
+    with torch.no_grad(), waiting_is_an_error():
         found, again = (CALLS[name](there_q, there_k) for _ in range(2))
         csr = CALLS[name](there_q, there_k, offsets=True)
         want = CALLS[name](q, k)
-    torch.cuda.set_sync_debug_mode("default")
     # Float32 sums in another order may exchange blocks of nearly the same share: a few in a hundred lists, if any.
     assert (found["blocks"].cpu() != want["blocks"]).sum() <= want["blocks"].numel() // 50
     assert torch.equal(again["blocks"], found["blocks"])
@@ -41,25 +44,25 @@ def test_lists_are_those_of_the_cpu(name, waiting_is_an_error):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_attention_over_the_lists_is_that_of_the_cpu(dtype, waiting_is_an_error):
+def test_attention_over_the_lists_is_that_of_the_cpu(dtype):
     generator = torch.Generator().manual_seed(1)
     q, k, v = (torch.randn(777, n, 64, generator=generator).to(dtype) for n in (4, 2, 2))
     starts = torch.tensor([0, 300, 300, 777], dtype=torch.int32)
     there = [x.cuda() for x in (q, k, v, starts)]
-    lists = selection.antidiagonal(*there[:2], top_p=0.8, causal=True, cu_seqlens_q=there[3], max_seqlen_q=477)
-    out = heddle.sparse_attention(*there[:3], **lists)
-    torch.cuda.set_sync_debug_mode("default")
+    with waiting_is_an_error():
+        lists = selection.antidiagonal(*there[:2], top_p=0.8, causal=True, cu_seqlens_q=there[3], max_seqlen_q=477)
+        out = heddle.sparse_attention(*there[:3], **lists)
     on_the_cpu = {name: x.cpu() if isinstance(x, torch.Tensor) else x for name, x in lists.items()}
     torch.testing.assert_close(out.cpu(), heddle.sparse_attention(q, k, v, **on_the_cpu), atol=2e-2, rtol=2e-2)
 
 
-def test_a_planted_block_is_found_and_none_of_its_values_read(waiting_is_an_error):
+def test_a_planted_block_is_found_and_none_of_its_values_read():
     q, k = (torch.randn(1, 8192, 2, 64, device="cuda", dtype=torch.bfloat16) / 8 for _ in range(2))
     direction = torch.randn(64, device="cuda", dtype=torch.bfloat16)
     q[:, 100 * 64 : 101 * 64] += direction
     k[:, 37 * 64 : 38 * 64] += direction
-    lists = selection.antidiagonal(q, k, top_k=3, causal=True)
-    torch.cuda.set_sync_debug_mode("default")
+    with waiting_is_an_error():
+        lists = selection.antidiagonal(q, k, top_k=3, causal=True)
     assert lists["blocks"][0, 100].tolist() == [[0, 37, 100]] * 2
 
 

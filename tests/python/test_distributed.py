@@ -140,7 +140,7 @@ _q = torch.zeros(1, 4, 4, 8)
         (
             lambda: hd.attention(_q, _q, _q, plan=_one, dropout_p=0.1),
             ValueError,
-            "[distributed.attention] dropout_p is given: served are scale, softcap, alibi_slopes, sink and return_lse",
+            "[distributed.attention] dropout_p is given: served are scale, softcap, alibi_slopes, sink, return_lse and deterministic",
         ),
         (lambda: hd.attention(_q, _q, _q, plan=_one, speed=1), TypeError, "unexpected keyword argument 'speed'"),
         (

@@ -48,6 +48,7 @@ def attention(
     alibi_slopes: torch.Tensor | None = None,
     sink: torch.Tensor | None = None,
     return_lse: bool = False,
+    deterministic: bool = True,
     timeout: float | None = None,
     **others: Any,
 ) -> Any:
@@ -70,12 +71,14 @@ def attention(
       alibi_slopes: float32 [H]; distances are in the document. With order "striped" in "ulysses" alone.
       sink: float32 [H], the same on every rank. Its gradient is that of all ranks' rows, on every rank.
       return_lse: also return the log-sum-exp of each row's scores, which has a gradient too.
+      deterministic: on a GPU, sum each row's gradient in one order. False is faster; last bits of q's gradient then change from call to
+        call, as those of ``heddle.attention`` do. Elsewhere sums have an order anyway.
       timeout: seconds that an exchange may take; None: the group's own. On a GPU the host waits for each exchange if it is given, and
         never does if not: what then happens to a rank that waits too long is NCCL's watchdog's business.
 
     Returns:
       out [B, rows, H, Dv] (packed: [rows, H, Dv]) of q's dtype; with return_lse a pair with lse, float32 [B, H, rows] (packed: [H, rows]).
-      Gradients of keys are summed in float32 in a fixed order: bits repeat for the same plan and scheme.
+      Gradients of keys are summed in float32 in a fixed order: bits repeat for the same plan and scheme, if it is deterministic.
 
     Raises:
       ValueError: a bad argument, before anything is sent; the message names it, its value and the rule. Also, on every rank, ranks
@@ -88,6 +91,7 @@ def attention(
     """
     _refuse_others(others)
     return_lse = flag(_NAME, "return_lse", return_lse)
+    deterministic = flag(_NAME, "deterministic", deterministic)
     if not isinstance(plan, Plan):
         raise TypeError(f"[{_NAME}] plan is a {type(plan).__name__}: it must be of heddle.distributed.plan")
     if scheme not in _SCHEMES:
@@ -104,12 +108,11 @@ def attention(
     wants_sink = grads and sink is not None and sink.requires_grad
     scale = None if scale is None else float(scale)
     if torch.compiler.is_compiling():
-        asked = (plan.handle, name_of(group), scheme, scale, float(softcap), timeout, wanted, wants_sink)
+        asked = (plan.handle, name_of(group), scheme, scale, float(softcap), deterministic, timeout, wanted, wants_sink)
         out, lse = torch.ops.heddle.distributed_attention(q, k, v, sink, alibi_slopes, *asked)
     else:
-        call = begun(
-            q, k, v, sink, alibi_slopes, plan, group, scheme, scale, softcap, timeout, wanted, wants_sink, packed
-        )
+        how = (scheme, scale, softcap, deterministic, timeout, wanted, wants_sink, packed)
+        call = begun(q, k, v, sink, alibi_slopes, plan, group, *how)
         out, lse = _Attention.apply(q, k, v, sink, call)
     if packed:
         out, lse = out.squeeze(0), lse.squeeze(0)
@@ -127,6 +130,7 @@ def begun(
     scheme: str,
     scale: float | None,
     softcap: float,
+    deterministic: bool,
     timeout: float | None,
     wanted: bool,
     wants_sink: bool,
@@ -163,7 +167,7 @@ def begun(
         _SHOWN,
         q.device,
     )
-    return call_of(ranks, q, alibi_slopes, plan, scheme, scale, softcap)
+    return call_of(ranks, q, alibi_slopes, plan, scheme, scale, softcap, deterministic)
 
 
 def call_of(
@@ -174,10 +178,12 @@ def call_of(
     scheme: str,
     scale: float | None,
     softcap: float,
+    deterministic: bool,
 ) -> KeysToRows | HeadsForRows:
     """What computes a call, forward and backward."""
     chosen, ulysses, across = _scheme(plan, scheme)
-    options = {"scale": _scale(q, scale), "softcap": softcap, "alibi_slopes": alibi_slopes}
+    scores = {"scale": _scale(q, scale), "softcap": softcap, "alibi_slopes": alibi_slopes}
+    options = scores | {"deterministic": deterministic}
     if chosen in ("ulysses", "2d"):
         return HeadsForRows(ranks, plan, ulysses, across, options, q.device)
     return KeysToRows(ranks, layout_of(plan, ranks.rank, chosen, q.device), chosen, options)
@@ -205,7 +211,9 @@ def _refuse_others(others: dict[str, Any]) -> None:
         if name not in AttentionOptions.__annotations__:
             raise TypeError(f"attention() got an unexpected keyword argument {name!r}")
         if value is not None:
-            raise ValueError(f"[{_NAME}] {name} is given: served are scale, softcap, alibi_slopes, sink and return_lse")
+            raise ValueError(
+                f"[{_NAME}] {name} is given: served are scale, softcap, alibi_slopes, sink, return_lse and deterministic"
+            )
 
 
 def _check(

@@ -16,7 +16,7 @@ from .ranks import Ranks, group_of
 _LIBRARY = torch.library.Library("heddle", "FRAGMENT")
 
 _OPERANDS = "Tensor q, Tensor k, Tensor v, Tensor? sink, Tensor? alibi_slopes"
-_ASKED = "str plan, str group, str scheme, float? scale, float softcap, float? timeout, bool wanted, bool wants_sink"
+_ASKED = "str plan, str group, str scheme, float? scale, float softcap, bool deterministic, float? timeout, bool wanted, bool wants_sink"
 _LIBRARY.define(f"distributed_attention({_OPERANDS}, {_ASKED}) -> (Tensor, Tensor)")
 # dsink has no elements where it is not wanted.
 _LIBRARY.define(
@@ -72,6 +72,7 @@ def _backward_kernel(
     scheme: str,
     scale: float | None,
     softcap: float,
+    deterministic: bool,
     timeout: float | None,
     wanted: bool,
     wants_sink: bool,
@@ -79,7 +80,7 @@ def _backward_kernel(
     with torch.no_grad():
         of_handle = plan_of(plan)
         ranks = Ranks("distributed.attention", of_handle, group_of(group), timeout)
-        call = call_of(ranks, q, alibi_slopes, of_handle, scheme, scale, softcap)
+        call = call_of(ranks, q, alibi_slopes, of_handle, scheme, scale, softcap, deterministic)
         dq, dk, dv, dsink = gradients(call, q, k, v, sink, o, lse, d_o, d_lse, wants_sink)
         # Results of an operator share no memory, as dk and dv may.
         return dq, dk, dv.clone(), q.new_empty(0, dtype=torch.float32) if dsink is None else dsink

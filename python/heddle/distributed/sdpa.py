@@ -27,6 +27,7 @@ def sdpa(
     *,
     group: dist.ProcessGroup | None = None,
     scheme: SchemeName = "auto",
+    deterministic: bool = True,
     timeout: float | None = None,
 ) -> SDPA:
     """Has an unchanged model's ``torch.nn.functional.scaled_dot_product_attention`` calls computed over all ranks of a group.
@@ -37,7 +38,7 @@ def sdpa(
 
     Inside of the ``with``, in this thread, every such call is ``heddle.distributed.attention`` over the plan: each rank's model works on
     its own rows, and attention is that of the whole, with gradients. The plan says who attends whom. What a call says otherwise is
-    refused. query, key and value are [B, H, S, E], S this rank's rows of the plan, of one float dtype on the CPU (``torch.autocast``
+    refused. query, key and value are [B, H, S, E], S this rank's rows of the plan, of one float dtype (``torch.autocast``
     casts them), key and value of fewer heads with enable_gqa. is_causal is as the plan's causal is, True for "top_left" and
     "bottom_right"; for a rank of one row, or a plan of areas, it may be either. There is no attn_mask and no dropout_p: a model that
     makes a mask of position_ids has to be kept from it (docs/distributed.md has how).
@@ -46,7 +47,7 @@ def sdpa(
     torch's own.
 
     Args:
-      plan, group, scheme, timeout: as of ``heddle.distributed.attention``.
+      plan, group, scheme, deterministic, timeout: as of ``heddle.distributed.attention``.
 
     Returns:
       an SDPA, for one ``with`` after the other. Inside of another one, it is the inner one that serves.
@@ -60,7 +61,7 @@ def sdpa(
     """
     if not isinstance(plan, Plan):
         raise TypeError(f"[{_NAME}] plan is a {type(plan).__name__}: it must be of heddle.distributed.plan")
-    return SDPA(plan, {"group": group, "scheme": scheme, "timeout": timeout})
+    return SDPA(plan, {"group": group, "scheme": scheme, "deterministic": deterministic, "timeout": timeout})
 
 
 class SDPA:
