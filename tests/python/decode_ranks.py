@@ -46,7 +46,7 @@ def cases():
         Case("window_sink", rows=2, causal="top_left", window=(19, 0), sink=True),
         Case("window_alone_in_turn", rows=3, in_turn=True, window=(11, 0)),
         Case("alibi_bfloat16", alibi=True, dtype=torch.bfloat16, heads=(4, 4), sizes=(32, 32)),
-        Case("cache_in_8_bits", paged=True, dtype=torch.bfloat16, fp8=True),
+        Case("cache_in_8_bits", paged=True, dtype=torch.bfloat16, fp8=True, sizes=(32, 32)),
         Case("no_keys_sink", lengths=(0, 3, 0), sink=True),
         Case("no_keys", lengths=(0, 3, 0)),
     ]
