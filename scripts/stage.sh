@@ -67,7 +67,7 @@ if [[ -n $python ]]; then
 fi
 
 for binary in "$stage"/{lib/libheddle.so.?,bin/heddle,tests/heddle_{gpu_tests,soak,soak_planted}}; do
-  if readelf -d "$binary" | grep NEEDED | grep -vE 'lib(heddle|stdc\+\+|m|gcc_s|c|pthread|dl|rt)\.so|ld-linux'; then
+  if readelf -d "$binary" | grep NEEDED | grep -vE 'lib(heddle|heddle_nccl|nccl|stdc\+\+|m|gcc_s|c|pthread|dl|rt)\.so|ld-linux'; then
     echo "stage.sh: $binary needs these libraries, which a bare machine does not have" >&2
     exit 1
   fi
