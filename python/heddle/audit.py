@@ -33,7 +33,8 @@ class AttentionAudit:
       bound: of the bounds of these rows, and bound_over_error: of bound / error, over rows whose error is not 0. None where no
         bound was given.
       exceeded: how many of these have an error above their bound by more than twice what rounding to out's dtype may take (of
-        float32: 2**-17 of the row). None without bound.
+        float32: 2**-17 of the row), and what float32 sums of scores may: 2**-22 of scale |q| |k|, k the longest key. None without
+        bound.
     """
 
     rows: int
@@ -74,6 +75,19 @@ def _doubles(x: Any) -> np.ndarray[Any, Any]:
     if is_torch(x):
         return x.detach().to("cpu").double().numpy()
     return np.asarray(x, dtype=np.float64)
+
+
+# Scores are sums in float32. One that is off by d moves a row by no more than 2 d of the largest value.
+_OF_SCORES = 2.0**-22
+
+
+def _largest_scores(x: _Sequence, i: int, scale: float | None) -> np.ndarray[Any, Any]:
+    """[H]: what no score of row i exceeds."""
+    of_keys = np.linalg.norm(_doubles(x.k[0]), axis=-1).max(axis=0, initial=0.0)
+    of_row = np.linalg.norm(_doubles(x.q[0, i]), axis=-1)
+    scale = x.q.shape[-1] ** -0.5 if scale is None else abs(scale)
+    found: np.ndarray[Any, Any] = scale * of_row * np.repeat(of_keys, len(of_row) // len(of_keys))
+    return found
 
 
 # By how much of itself a result of attention may be off for its rounding alone.
@@ -167,7 +181,8 @@ def audit_attention(
         x = sequences[number]
         errors.append(errors_of(exact, x.out[i], unit))
         size = np.maximum(np.linalg.norm(exact, axis=-1) / unit, 0.1)
-        allowed.append(_ROUNDING[str(out.dtype).removeprefix("torch.")] * size)
+        of_rounding = _ROUNDING[str(out.dtype).removeprefix("torch.")] * size
+        allowed.append(of_rounding + _OF_SCORES * _largest_scores(x, i, given.get("scale")))
         if x.bound is not None:
             bounds.append(_doubles(x.bound[:, i]))
     error = np.concatenate(errors)

@@ -142,7 +142,9 @@ def check_not_compared(rank, ranks):
 def worlds():
     of_cases = {case.name: (distributed_ranks.check_case, (case,)) for case in cases()}
     of_decode = {
-        f"decode {case.name}": (decode_ranks.check_case, (case,)) for case in decode_ranks.cases() if not (case.alibi or case.fp8)
+        f"decode {case.name}": (decode_ranks.check_case, (case,))
+        for case in decode_ranks.cases()
+        if not (case.alibi or case.fp8)
     }
     wide = dict(heads=(32, 8), sizes=(128, 128), dtype=torch.bfloat16, lengths=(1700, 3, 900))
     of_decode["decode wide"] = (decode_ranks.check_case, (dataclasses.replace(decode_ranks.cases()[0], **wide),))

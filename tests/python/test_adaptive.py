@@ -216,6 +216,18 @@ def test_audit_finds_errors_and_bounds(causal):
     assert wrong.exceeded == 10 * H and wrong.error[0.5] > 0.1
 
 
+def test_audit_knows_that_large_scores_are_rounded():
+    generator = torch.Generator().manual_seed(5)
+    q, k, v = torch.randn(3, 1, 200, 2, 64, generator=generator).unbind()
+    q = 60 * q
+    out = heddle.attention(q, k, v)
+    nothing = torch.zeros(1, 2, 200)
+    audit = heddle.audit_attention(q, k, v, out, nothing, rows=200)
+    assert audit.error[1.0] > 2**-17 and audit.exceeded == 0
+    out[:, :, 1] += 1e-3 * v.norm(dim=-1).amax() / 8  # of 64 elements
+    assert heddle.audit_attention(q, k, v, out, nothing, rows=200).exceeded > 150
+
+
 def test_audit_of_packed_sequences_in_16_bits():
     q, k, v = make(torch.bfloat16, packed=True)
     starts = {"cu_seqlens_q": torch.tensor([0, 60, ROWS]).int(), "cu_seqlens_k": torch.tensor([0, 170, KEYS]).int()}
