@@ -91,7 +91,7 @@ print(next((name for name in ("avx512_bf16", "avx512", "avx2") if name in runnab
   # Without what says whether the accuracy rule bites, whether many rows keep their bits, and what is only large, since others
   # call the same code; without float16's rows of the table, which many tests besides have; and without those rows in e4m3, which
   # the reference alone computes here, that only hold other values.
-  local tests shard pids=() without='AloneByItself.*:CaseTable.*:DataToCome.ChangesNoAnswer:Kit/*:Int8Qk.KeysFarFromZeroMustBeSmoothed:*Sparse.*/neighbours:*_many_tiles_*:Cases/Attention*ward.*_f16:*/feature_e4m3_*large_logits*:*/feature_e4m3_scale_*'
+  local tests shard pids=() without='AloneByItself.*:CaseTable.*:DataToCome.ChangesNoAnswer:Kit/*:Int8Qk.KeysFarFromZeroMustBeSmoothed:SafeTensorsWriter.WritesVeryManyTensors:*Sparse.*/neighbours:*Sparse.*/neighbours_packed:*_many_tiles_*:Cases/Attention*ward.*_f16:*/feature_e4m3_*large_logits*:*/feature_e4m3_scale_*'
   tests=$(find build/sanitize -name heddle_tests -type f -executable)
   for shard in 0 1; do
     # The leak checker's own record of thread-local memory falls over that of libraries opened late, as oneDNN's are.
