@@ -15,7 +15,7 @@
 namespace heddle::cli {
 namespace {
 
-struct Row {
+struct LinearRow {
   std::int64_t rows;
   std::string candidate;
   std::size_t workspace;
@@ -73,12 +73,12 @@ struct BenchLinear {
     std::optional<Gpu> gpu;
     if (device == "cuda") gpu.emplace("bench");
     const Layer layer(packed, outputs, inputs, order.order, gpu ? &*gpu : nullptr);
-    std::vector<Row> found;
+    std::vector<LinearRow> found;
     for (const std::int64_t count : rows) found.push_back(run_one(count, layer.weights, gpu ? &*gpu : nullptr));
     common.json ? print_json(found, layer.weights) : print_text(found, layer.weights);
   }
 
-  Row run_one(std::int64_t count, const PackedWeights& weights, Gpu* gpu) const {
+  LinearRow run_one(std::int64_t count, const PackedWeights& weights, Gpu* gpu) const {
     const HostTensor host_x(type(), {count, inputs}), host_y(type(), {count, outputs});
     fill_normal(host_x.view(), 2);
     const TensorView x = gpu != nullptr ? gpu->copy(host_x.view()) : host_x.view(),
@@ -86,7 +86,7 @@ struct BenchLinear {
     LinearOptions options;
     options.int8_x = int8_x;
     options.force = force;
-    Row row{count, "", 0, {}};
+    LinearRow row{count, "", 0, {}};
     for (const Candidate& c : explain_linear(x, weights, options)) {
       if (c.chosen) row.candidate = c.name;
     }
@@ -102,17 +102,17 @@ struct BenchLinear {
     return row;
   }
 
-  double rate(const Row& row) const {
+  double rate(const LinearRow& row) const {
     return 2.0 * static_cast<double>(row.rows) * static_cast<double>(outputs) * static_cast<double>(inputs) /
            row.timing.median;
   }
 
-  void print_json(const std::vector<Row>& found, const PackedWeights& weights) const {
+  void print_json(const std::vector<LinearRow>& found, const PackedWeights& weights) const {
     Json out = {{"processor", machine().model}};
     add_place(out, device);
     out["version"] = version();
     out["rows"] = Json::array();
-    for (const Row& row : found) {
+    for (const LinearRow& row : found) {
       Json problem = {{"rows", row.rows}, {"outputs", outputs}, {"inputs", inputs}, {"format", format}};
       problem["order"] = name_of(weights.order);
       problem["dtype"] = name_of(type());
@@ -132,7 +132,7 @@ struct BenchLinear {
     std::cout << out.dump(2) << '\n';
   }
 
-  void print_text(const std::vector<Row>& found, const PackedWeights& weights) const {
+  void print_text(const std::vector<LinearRow>& found, const PackedWeights& weights) const {
     const auto bytes = static_cast<double>(weights.data.elements());
     std::cout << "W [" << outputs << ", " << inputs << "] " << format << " in order " << name_of(weights.order) << ", "
               << bytes_text(bytes) << "; x and y " << name_of(type()) << ", " << place_text(device) << "\n\n";
@@ -144,7 +144,7 @@ struct BenchLinear {
                  {"runs", Align::right},
                  {"GFLOP/s", Align::right},
                  {"GB/s of weights", Align::right}});
-    for (const Row& row : found) {
+    for (const LinearRow& row : found) {
       table.add({std::to_string(row.rows), row.candidate, seconds_text(row.timing.median), seconds_text(row.timing.low),
                  seconds_text(row.timing.high), std::to_string(row.timing.runs), fixed(rate(row) / 1e9, 1),
                  fixed(bytes / row.timing.median / 1e9, 2)});

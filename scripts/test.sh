@@ -89,8 +89,9 @@ print(next((name for name in ("avx512_bf16", "avx512", "avx2") if name in runnab
   cmake --preset sanitize -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" -DHEDDLE_X86_TARGETS="$widest"
   cmake --build --preset sanitize --target heddle_tests
   # Without what says whether the accuracy rule bites, whether many rows keep their bits, and what is only large, since others
-  # call the same code; and without float16's rows of the table, which many tests besides have.
-  local tests shard pids=() without='AloneByItself.*:CaseTable.*:DataToCome.ChangesNoAnswer:Kit/*:Int8Qk.KeysFarFromZeroMustBeSmoothed:*Sparse.*/neighbours:Cases/Attention*ward.*_f16'
+  # call the same code; without float16's rows of the table, which many tests besides have; and without those rows in e4m3, which
+  # the reference alone computes here, that only hold other values.
+  local tests shard pids=() without='AloneByItself.*:CaseTable.*:DataToCome.ChangesNoAnswer:Kit/*:Int8Qk.KeysFarFromZeroMustBeSmoothed:SafeTensorsWriter.WritesVeryManyTensors:*Sparse.*/neighbours:*Sparse.*/neighbours_packed:*_many_tiles_*:Cases/Attention*ward.*_f16:*/feature_e4m3_*large_logits*:*/feature_e4m3_scale_*'
   tests=$(find build/sanitize -name heddle_tests -type f -executable)
   for shard in 0 1; do
     # The leak checker's own record of thread-local memory falls over that of libraries opened late, as oneDNN's are.
