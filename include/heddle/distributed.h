@@ -222,7 +222,7 @@ class Communicator {
   virtual Device device() const { return Device::cpu; }
   // The CUDA stream of later calls; null at first, the default stream. Nothing where messages lie in the host's memory.
   // RankAttention calls it with Runtime::stream.
-  virtual void use_stream(void* /*stream*/) {}
+  virtual void use_stream(void* stream);
   virtual void* stream() const { return nullptr; }
   // Starts sending `out` to one rank and receiving `in`, as many bytes as that sends, from another; what is empty is
   // not sent. `what` is for errors. Exchanges that receive from the same rank are waited for in the order in which
