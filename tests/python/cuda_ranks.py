@@ -123,7 +123,7 @@ def check_not_compared(rank, ranks):
         (
             False,
             dist.new_group(backend="gloo"),
-            "which the group does not carry (its backend for them: gloo): GPUs need",
+            "which the group does not carry (its backend for them: gloo): the CPU needs",
         ),
     ):
         try:

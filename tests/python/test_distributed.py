@@ -1,6 +1,9 @@
 """Attention over several processes. distributed_ranks.py runs them, all at once; here stands what came of each case, and what needs no
 process."""
 
+import re
+from unittest import mock
+
 import numpy as np
 import pytest
 
@@ -11,6 +14,7 @@ if not torch.distributed.is_available():
 import distributed_ranks  # noqa: E402
 import heddle  # noqa: E402
 import heddle.distributed as hd  # noqa: E402
+from heddle.distributed.ranks import Ranks  # noqa: E402
 
 _CASES = [(world, name) for world, (_, checks) in distributed_ranks.worlds().items() for name in checks]
 
@@ -45,6 +49,32 @@ def test_a_plan_of_one_rank_needs_no_group():
         own = heddle.attention(q[None], q[None], q[None], causal="top_left")[0]
         assert torch.allclose(out, own, atol=1e-6)
         assert torch.allclose(dq, torch.autograd.grad(own.square().sum(), q)[0], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "backends, device, told",
+    [
+        ({"cpu": "gloo"}, "cpu", None),
+        ({"cuda": "nccl"}, "cuda", None),
+        ({"cpu": "gloo", "cuda": "gloo"}, "cuda", "gloo"),  # it has no sends for GPUs
+        ({"cuda": "nccl"}, "cpu", "none"),
+    ],
+)
+def test_a_group_that_does_not_carry_the_device_is_told_of(backends, device, told):
+    class Group:
+        def _get_backend(self, device):
+            if device.type not in backends:
+                raise RuntimeError("no backend")
+            return mock.Mock(name="backend", **{"name.return_value": backends[device.type]})
+
+    ranks = Ranks("distributed.attention", None, None, None)
+    ranks.group = Group()
+    if told is None:
+        ranks.serve(torch.device(device))
+        return
+    words = f"tensors are on {device}, which the group does not carry (its backend for them: {told})"
+    with pytest.raises(ValueError, match=re.escape(words)):
+        ranks.serve(torch.device(device))
 
 
 def test_costs_choose_the_scheme():

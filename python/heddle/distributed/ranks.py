@@ -157,8 +157,8 @@ class Ranks:
             backend = "none"
         if backend in ("none", "gloo") and (device.type == "cuda" or backend == "none"):
             raise ValueError(
-                f"[{self.operation}] tensors are on {device}, which the group does not carry (its backend for them: {backend}): GPUs need "
-                '"nccl", or "cpu:gloo,cuda:nccl", of init_process_group or new_group'
+                f"[{self.operation}] tensors are on {device}, which the group does not carry (its backend for them: {backend}): the CPU needs "
+                '"gloo" and GPUs "nccl" of init_process_group or new_group, both "cpu:gloo,cuda:nccl"'
             )
 
     def agree(
