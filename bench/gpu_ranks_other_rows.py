@@ -24,7 +24,8 @@ TRAINING_LIMIT = 0.05  # of those, and of gradients, into which each layer's rou
 
 
 def peak_mib(world, make) -> float:
-    """The most that torch had given out while make() ran and what it returns was still held, finite as it must be."""
+    """The most that torch had given out, or could not give out again yet, while make() ran and what it returns was still held, finite
+    as it must be."""
     if world.rehearsal:
         held = make()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10  # of the process, which is not the same
@@ -33,7 +34,7 @@ def peak_mib(world, make) -> float:
         torch.cuda.reset_peak_memory_stats()
         held = make()
         torch.cuda.synchronize()
-        peak = torch.cuda.max_memory_allocated() / 2**20
+        peak = torch.cuda.memory_stats()["active_bytes.all.peak"] / 2**20
     if not all(x.isfinite().all() for x in held):
         raise ValueError("an output is not finite")
     return peak

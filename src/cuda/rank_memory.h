@@ -22,7 +22,8 @@ class KeptMemory {
   KeptMemory& operator=(const KeptMemory&) = delete;
 
   // Gives `old` back, null or some of this memory, once all that was put on `stream` is done, and takes `bytes` for
-  // what is put there from now on. Throws RuntimeError, also while the stream is captured: a graph would own it.
+  // what is put there from now on. After a call that was captured `old` stays as long as this, since a graph may use
+  // it. Throws RuntimeError, also by refuse_capture().
   void* replace(void* old, std::size_t bytes, void* stream);
   // Once all is done that was on a stream at its last end_of_call().
   void give_back(void* data) noexcept;
@@ -33,6 +34,9 @@ class KeptMemory {
   struct State;
   std::unique_ptr<State> state_;
 };
+
+// Throws RuntimeError while the stream is captured: a graph would own what is taken.
+void refuse_capture(std::size_t bytes, void* stream);
 
 // From the host's memory, which may change once this returns; not while the stream is captured.
 void write_to_gpu(void* to, const void* from, std::size_t bytes, void* stream);

@@ -18,7 +18,10 @@ class GpuMemory : public Memory {
   }
 
   void* replace(void* old, std::size_t bytes) override {
-    if (!kept_) kept_.emplace();
+    if (!kept_) {
+      cuda::refuse_capture(bytes, stream_);
+      kept_.emplace();
+    }
     return kept_->replace(old, bytes, stream_);
   }
   void give_back(void* data) noexcept override { kept_->give_back(data); }

@@ -80,6 +80,7 @@ KeptMemory::~KeptMemory() = default;
 void* KeptMemory::replace(void*, std::size_t, void*) { throw RuntimeError(kWithout); }
 void KeptMemory::give_back(void*) noexcept {}
 void KeptMemory::end_of_call(void*) noexcept {}
+void refuse_capture(std::size_t, void*) { throw RuntimeError(kWithout); }
 void write_to_gpu(void*, const void*, std::size_t, void*) { throw RuntimeError(kWithout); }
 void read_from_gpu(void*, const void*, std::size_t, void*) { throw RuntimeError(kWithout); }
 void copy_on_gpu(void*, const void*, std::size_t, void*) { throw RuntimeError(kWithout); }

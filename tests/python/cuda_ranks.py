@@ -15,6 +15,7 @@ if __name__ == "__main__":  # before the modules below read it; processes that a
 import decode_ranks
 import distributed_ranks
 import heddle.distributed as hd
+import heddle.nn
 import torch
 import torch.distributed as dist
 from distributed_ranks import DEVICE, SECONDS, Case
@@ -40,10 +41,6 @@ def cases():
 def operands(seed, rows, dtype=torch.bfloat16):
     torch.manual_seed(seed)
     return [torch.randn(1, rows, heads, 64).to(DEVICE, dtype) for heads in (8, 2, 2)]
-
-
-def over_nccl():
-    return DEVICE == "cuda" and torch.cuda.device_count() > 1
 
 
 class Copied:
@@ -77,14 +74,19 @@ def share_one_gpu():
 
 
 def check_without_waiting(rank, ranks):
-    """Without a timeout nothing waits on the host, and bits are the same; captured in a graph, too, and with other rows in it."""
+    plan = hd.plan(1000, ranks, heads=8, kv_heads=2, head_size=64, causal="top_left")
+    q, k, v = (hd.shard(x, plan, rank) for x in operands(1, 1000))
+    for scheme in ("gather", "ring", "needed", "ulysses"):
+        right = hd.attention(q, k, v, plan=plan, scheme=scheme, timeout=SECONDS)
+        assert torch.equal(hd.attention(q, k, v, plan=plan, scheme=scheme), right), scheme
+
+
+def check_in_a_graph(rank, ranks):
+    """Bits are those of the call, with other rows in it, too."""
     plan = hd.plan(1000, ranks, heads=8, kv_heads=2, head_size=64, causal="top_left")
     for scheme in ("gather", "ring", "needed", "ulysses"):
         q, k, v = (hd.shard(x, plan, rank) for x in operands(1, 1000))
-        right = hd.attention(q, k, v, plan=plan, scheme=scheme, timeout=SECONDS)
-        assert torch.equal(hd.attention(q, k, v, plan=plan, scheme=scheme), right), scheme
-        if not over_nccl():
-            continue
+        hd.attention(q, k, v, plan=plan, scheme=scheme)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             out = hd.attention(q, k, v, plan=plan, scheme=scheme)
@@ -93,65 +95,96 @@ def check_without_waiting(rank, ranks):
                 x.copy_(hd.shard(y, plan, rank))
             graph.replay()
             assert torch.equal(out, hd.attention(q, k, v, plan=plan, scheme=scheme)), (scheme, seed)
-        assert torch.equal(out, right), scheme
 
 
 def check_decode_in_a_graph(rank, ranks):
-    if not over_nccl():
-        return
     q, k, v = operands(3, 640)
-    q, held = q[:, :1].contiguous(), torch.tensor([256], dtype=torch.int32, device=DEVICE)
     cache = [x[:, rank::ranks].contiguous() for x in (k, v)]
+    slots = cache[0].shape[1]
+    q, held = q[:, :1].contiguous(), torch.tensor([slots // 2], dtype=torch.int32, device=DEVICE)
     hd.decode(q, *cache, held)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = hd.decode(q, *cache, held)
-    for count in (256, 1, 300):
+    for count in (slots // 2, 1, slots):
         held.fill_(count)
         graph.replay()
         assert torch.equal(out, hd.decode(q, *cache, held)), count
 
 
-def check_not_compared(rank, ranks):
-    """What ranks have not compared is not captured; and a group that does not carry GPUs' tensors is told of."""
-    if not over_nccl():
-        return
+def check_what_is_not_captured(rank, ranks):
+    """A call that ranks have not compared, and one with a timeout; and a group that does not carry GPUs' tensors is told of."""
     plan = hd.plan(64, ranks, heads=8, kv_heads=2, head_size=64)
     q, k, v = (hd.shard(x, plan, rank) for x in operands(4, 64))
-    for capture, group, words in (
-        (True, None, "the call is captured in a graph and ranks have not compared it: make it once before"),
+
+    def call(**options):
+        return hd.attention(q, k, v, plan=plan, scheme="gather", **options)
+
+    def captured(**options):
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            call(**options)
+
+    for function, options, words in (
+        (captured, {}, "the call is captured in a graph and ranks have not compared it: make it once before"),
         (
-            False,
-            dist.new_group(backend="gloo"),
-            "which the group does not carry (its backend for them: gloo): the CPU needs",
+            call,
+            dict(group=dist.new_group(backend="gloo")),
+            "which the group does not carry (its backend for them: gloo)",
         ),
+        (call, dict(timeout=SECONDS), None),
+        (captured, dict(timeout=SECONDS), "keys gathered: the stream is captured and timeout is 60"),
     ):
+        said = None
         try:
-            if capture:
-                with torch.cuda.graph(torch.cuda.CUDAGraph()):
-                    hd.attention(q, k, v, plan=plan)
-            else:
-                hd.attention(q, k, v, plan=plan, group=group)
+            function(**options)
         except (RuntimeError, ValueError) as error:
+            said = str(error)
+        assert said == words or (words and words in str(said)), said
+    assert call().shape == q.shape
+
+
+def check_refused_gradients(rank, ranks):
+    """Before anything is sent: a rank without rows would wait for the others else."""
+    striped = dict(order="striped", causal="top_left", window=(0, 0))
+    for given, options, words in (
+        ({}, dict(alibi_slopes=torch.ones(8, device=DEVICE)), "alibi_slopes are given and gradients are wanted"),
+        (striped, {}, "deterministic is True, the plan's order is 'striped' and its window (0, 0)"),
+    ):
+        plan = hd.plan(1, ranks, heads=8, kv_heads=2, head_size=64, **given)
+        q, k, v = (hd.shard(x, plan, rank).requires_grad_() for x in operands(5, 1))
+        try:
+            hd.attention(q, k, v, plan=plan, scheme="gather", timeout=SECONDS, **options)
+        except ValueError as error:
             assert words in str(error), error
         else:
-            raise AssertionError("nothing was said")
-    assert hd.attention(q, k, v, plan=plan).shape == q.shape
+            assert DEVICE == "cpu", "nothing was said"
+
+
+def check_split_weights(rank, ranks):
+    """A block whose weights are split is the block, with its gradients."""
+    torch.manual_seed(6)
+    block = heddle.nn.TransformerBlock(256, 8, 512, kv_heads=4, norm="rms_norm", activation="swiglu", causal="top_left")
+    block, x = block.to(DEVICE), torch.randn(2, 70, 256).to(DEVICE)
+    found = []
+    for of in (block, heddle.nn.TensorParallelBlock(block, timeout=SECONDS)):
+        leaf = x.clone().requires_grad_()
+        out = of(leaf)
+        found.append((out, *torch.autograd.grad(out.square().sum(), leaf)))
+    for one, split in zip(*found):
+        assert (one - split).norm() <= 1e-4 * one.norm(), (one - split).abs().max()
 
 
 def worlds():
     of_cases = {case.name: (distributed_ranks.check_case, (case,)) for case in cases()}
     of_decode = {
-        f"decode {case.name}": (decode_ranks.check_case, (case,))
-        for case in decode_ranks.cases()
-        if not (case.alibi or case.fp8)
+        f"decode {case.name}": (decode_ranks.check_case, (case,)) for case in decode_ranks.cases() if not case.fp8
     }
     wide = dict(heads=(32, 8), sizes=(128, 128), dtype=torch.bfloat16, lengths=(1700, 3, 900))
     of_decode["decode wide"] = (decode_ranks.check_case, (dataclasses.replace(decode_ranks.cases()[0], **wide),))
-    others = {
-        function.__name__: (function, ())
-        for function in (check_without_waiting, check_decode_in_a_graph, check_not_compared)
-    }
+    functions = [check_without_waiting, check_refused_gradients, check_split_weights]
+    if torch.cuda.device_count() > 1:
+        functions += [check_in_a_graph, check_decode_in_a_graph, check_what_is_not_captured]
+    others = {function.__name__: (function, ()) for function in functions}
     ranks = min(max(torch.cuda.device_count(), 2), 4)
     out = {"gpus": (ranks, of_cases | of_decode | others)}
     if torch.cuda.device_count() != 1:  # copies over gloo have no timeout of their own

@@ -68,7 +68,7 @@ def test_a_group_that_does_not_carry_the_device_is_told_of(backends, device, tol
             return mock.Mock(name="backend", **{"name.return_value": backends[device.type]})
 
     ranks = Ranks("distributed.attention", None, None, None)
-    ranks.group = Group()
+    ranks.group, ranks.size = Group(), 2
     if told is None:
         ranks.serve(torch.device(device))
         return

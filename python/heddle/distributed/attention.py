@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -74,7 +75,8 @@ def attention(
       deterministic: on a GPU, sum each row's gradient in one order. False is faster; last bits of q's gradient then change from call to
         call, as those of ``heddle.attention`` do. Elsewhere sums have an order anyway.
       timeout: seconds that an exchange may take; None: the group's own. On a GPU the host waits for each exchange if it is given, and
-        never does if not: what then happens to a rank that waits too long is NCCL's watchdog's business.
+        for what was put on the stream before it, which counts; and never if not: what then happens to a rank that waits too long is
+        NCCL's watchdog's business. A plan whose calls lie in a CUDA graph is kept as long as that.
 
     Returns:
       out [B, rows, H, Dv] (packed: [rows, H, Dv]) of q's dtype; with return_lse a pair with lse, float32 [B, H, rows] (packed: [H, rows]).
@@ -144,6 +146,16 @@ def begun(
         raise ValueError(
             f"[{_NAME}] alibi_slopes are given and the plan's order is 'striped': its rows stand for several positions each, which "
             "ALiBi is not about"
+        )
+    if q.is_cuda and wanted and alibi_slopes is not None:
+        raise ValueError(
+            f"[{_NAME}] alibi_slopes are given and gradients are wanted: pieces of a call have none beside ALiBi on GPUs"
+        )
+    narrow = sum(math.inf if side < 0 else side for side in (plan._window[0], 0 if plan.is_causal else plan._window[1]))
+    if q.is_cuda and wanted and deterministic and plan.order == "striped" and ulysses < plan.ranks > narrow + 1:
+        raise ValueError(
+            f"[{_NAME}] deterministic is True, the plan's order is 'striped' and its window {plan._window}: rows of a rank stand "
+            f"{plan.ranks} positions apart, and gradients of a window that is narrower have no order on GPUs; set it to False"
         )
     ranks.agree(
         {

@@ -122,14 +122,16 @@ class KeysToRows:
     def passed_round(
         self, k: torch.Tensor, v: torch.Tensor
     ) -> Iterator[tuple[int, list[Piece], torch.Tensor, torch.Tensor]]:
-        """Of each step its number, its pieces, and the keys and values that they are about, while the next ones are on their way."""
+        """Of each step its number, its pieces, and the keys and values that they are about, while the next ones are on their way: in two
+        buffers by turns, which hold a step's until the next one."""
         block, lengths = self.block(k, v), self.layout.lengths
         here = block.joined(k, v)
         hops = len(self.layout.steps) - 1
+        buffers = [here.new_empty(block.length(max(lengths))) for _ in range(min(hops, 2))]
         for step, pieces in enumerate(self.layout.steps):
             transfer, there = None, here
             if step < hops:
-                there = here.new_empty(block.length(lengths[self.before(step + 1)]))
+                there = buffers[step % 2][: block.length(lengths[self.before(step + 1)])]
                 move = (here, self.before(-1), there, self.before(1))
                 transfer = self.ranks.start([move], f"keys passed on, step {step + 1} of {hops}")
             yield step, pieces, *block.parts(here, lengths[self.before(step)])
@@ -158,16 +160,15 @@ class KeysToRows:
         options = self.options | ({} if merged else {"sink": sink})
         block = self.block(k, v)
 
-        def added(pieces: list[Piece], k_part: torch.Tensor, v_part: torch.Tensor) -> torch.Tensor:
-            """What these rows add to the gradients of a buffer of keys."""
-            share = torch.zeros(block.length(k_part.shape[1]), device=k.device)
+        def add(pieces: list[Piece], k_part: torch.Tensor, v_part: torch.Tensor, share: torch.Tensor) -> None:
+            """What these rows add to the gradients of a buffer of keys, as Block lays them out."""
             rows.add(pieces, k_part, v_part, *block.parts(share, k_part.shape[1]), merged, options)
-            return share
 
         if self.scheme == "ring":
-            return block.parts(self._ring_backward(k, v, block, added), k.shape[1])
-        dk, dv = block.parts(added(self.layout.steps[0], *self.at_once(k, v)), self.layout.keys)
-        return self.home(dk, dv, k.shape[1])
+            return block.parts(self._ring_backward(k, v, block, add), k.shape[1])
+        share = torch.zeros(block.length(self.layout.keys), device=k.device)
+        add(self.layout.steps[0], *self.at_once(k, v), share)
+        return self.home(*block.parts(share, self.layout.keys), k.shape[1])
 
     def home(self, dk: torch.Tensor, dv: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Of what each rank adds to the gradients of keys and values that at_once() gave it, float32, the sums for this rank's rows: of
@@ -197,28 +198,37 @@ class KeysToRows:
         k: torch.Tensor,
         v: torch.Tensor,
         block: Block,
-        added: Callable[[list[Piece], torch.Tensor, torch.Tensor], torch.Tensor],
+        add: Callable[[list[Piece], torch.Tensor, torch.Tensor, torch.Tensor], None],
     ) -> torch.Tensor:
         """A rank keeps what it adds to its own keys' gradients. What others add goes on from the next rank to the last, and home."""
-        hops = len(self.layout.steps) - 1
-        own = k.new_empty(0, dtype=torch.float32)
+        hops, lengths = len(self.layout.steps) - 1, self.layout.lengths
+
+        def sums(length: int) -> torch.Tensor:
+            return torch.empty(length, device=k.device)
+
+        own = sums(block.length(k.shape[1])).zero_()
+        longest = block.length(max(lengths))
+        # A step's share is on its way while the next is computed; what comes is added before more does.
+        shares = [sums(longest) for _ in range(min(hops, 2))]
+        came = sums(longest if hops > 0 else 0)
         transfer: Transfer | None = None
-        came = own  # the sum of the ranks before this one
         for step, pieces, k_part, v_part in self.passed_round(k, v):
-            share = added(pieces, k_part, v_part)
             if step == 0:
-                own = share
+                add(pieces, k_part, v_part, own)
                 continue
+            length = block.length(k_part.shape[1])
+            share = shares[step % 2 if hops > 1 else 0][:length].zero_()
+            add(pieces, k_part, v_part, share)
             if transfer is not None:
                 transfer.wait()
-                share = came + share
+                share += came[:length]  # the sum of the ranks before this one
             last = step == hops
             to, source = (self.before(hops), self.before(-hops)) if last else (self.before(-1), self.before(1))
-            came = share.new_empty(block.length(self.layout.lengths[self.before(0 if last else step + 1)]))
+            into = came[: block.length(lengths[self.before(0 if last else step + 1)])]
             transfer = self.ranks.start(
-                [(share, to, came, source)], f"gradients of keys passed on, step {step} of {hops}"
+                [(share, to, into, source)], f"gradients of keys passed on, step {step} of {hops}"
             )
         if transfer is None:
             return own
         transfer.wait()
-        return own + came
+        return own + into

@@ -137,13 +137,13 @@ def layout_of(plan: Plan, rank: int, scheme: str, device: torch.device) -> Layou
 def shares_of_needs(plan: Plan, rank: int, needed: list[Any], in_place: bool = False) -> list[Share]:
     """needed: of each rank the keys that it needs, numbers of the whole's rows in ascending order; they lie one behind the other in its
     buffer, or in_place, where they lie in the whole."""
-    inverse = plan.inverse()
+    inverse, own = plan.inverse(), plan.inverse()[needed[rank]]
     ends = np.cumsum([plan.rows_of(r) for r in range(plan.ranks)])
     begins = ends - [plan.rows_of(r) for r in range(plan.ranks)]
 
     def between(source: int, to: int) -> tuple[Any, Any]:
         """Rows of one rank that another needs, and where it puts them."""
-        at = inverse[needed[to]]
+        at = own if to == rank else inverse[needed[to]]
         chosen = np.flatnonzero((at >= begins[source]) & (at < ends[source]))
         return at[chosen] - begins[source], needed[to][chosen] if in_place else chosen
 

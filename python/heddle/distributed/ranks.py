@@ -109,6 +109,11 @@ class Ranks:
                     whom.append(f"{word} rank {self._members[peer]}")
         if not ops:
             return Transfer(self, (), what, None)
+        if self.timeout is not None and ops[0].tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                f"[{self.operation}] {what}: the stream is captured and timeout is {self.timeout.total_seconds():g}: the host would wait for "
+                "what does not run yet"
+            )
         try:
             works = dist.batch_isend_irecv(ops)
         except RuntimeError as error:
@@ -149,7 +154,7 @@ class Ranks:
 
     def serve(self, device: torch.device) -> None:
         """Raises unless the group carries tensors of the device. Of a GPU's gloo has some collectives, and no sends."""
-        if self.group is None:
+        if self.group is None or self.size == 1:
             return
         try:
             backend = self.group._get_backend(device).name()

@@ -31,7 +31,7 @@ class TensorParallelBlock(TransformerBlock):
       timeout: seconds that an exchange may take; None: the group's own.
 
     Key/value heads go to ranks with the query heads that share them, and inner values in units that low-bit formats store together; the
-    first ranks have one more where the number does not divide. On the CPU.
+    first ranks have one more where the number does not divide.
 
     Raises:
       ValueError: fewer key/value heads, or units, than ranks; a low-bit ``out`` whose groups a rank's heads would cut; dropout, for which

@@ -90,7 +90,7 @@ class ColumnParallelLinear(ParallelLinear):
 
     Raises:
       ValueError: a layer of fewer outputs than ranks; packed weights without plain storage; by the call, ranks that do not agree, or
-        an x that is not on the CPU.
+        an x that is neither on the CPU nor on a CUDA GPU.
       RuntimeError: by the call or its backward, a rank that is lost or took longer than the timeout.
 
     Source: Shoeybi et al., arXiv 1909.08053; sequence parallelism: Korthikanti et al., arXiv 2205.05198.

@@ -278,8 +278,8 @@ void NcclCommunicator::wait_on_host(cudaEvent_t event, const std::string& what, 
 }
 
 void NcclCommunicator::fail(const std::string& what, const std::string& waits, const std::string& why) {
-  // What NCCL has on the GPU ends by this, so that memory may be given back.
-  if (comm_ != nullptr) ncclCommAbort(std::exchange(comm_, nullptr));
+  // What NCCL has on the GPU ends by this, so that memory may be given back. A caller's communicator is his to abort.
+  if (comm_ != nullptr && (owned_ || timeout_)) ncclCommAbort(std::exchange(comm_, nullptr));
   throw RuntimeError(text("[distributed] ", what, ": rank ", rank_, " ", waits, ", ", why));
 }
 

@@ -1,6 +1,7 @@
 // Memory that a rank keeps: taken and given back on a stream of its own, so that it outlives the caller's streams.
 #include <cstdint>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "core/check.h"
@@ -61,6 +62,7 @@ struct KeptMemory::State {
   State& operator=(const State&) = delete;
   // Both are destroyed once what is on the stream is done, and the pool once its memory was given back.
   ~State() {
+    for (void* const data : of_graphs) cudaFreeAsync(data, own);
     if (event != nullptr) cudaEventDestroy(event);
     if (own != nullptr) cudaStreamDestroy(own);
     if (pool != nullptr) cudaMemPoolDestroy(pool);
@@ -74,7 +76,16 @@ struct KeptMemory::State {
   cudaMemPool_t pool = nullptr;
   cudaStream_t own = nullptr;
   cudaEvent_t event = nullptr;
+  bool has_graphs = false;       // calls were captured, and their memory stays
+  std::vector<void*> of_graphs;  // such memory that is no longer anybody's
 };
+
+void refuse_capture(std::size_t bytes, void* stream) {
+  if (!captured(static_cast<cudaStream_t>(stream))) return;
+  throw RuntimeError(text("[distributed] ", bytes,
+                          " bytes more are needed while the stream is captured, which takes no memory: make such a "
+                          "call once before the capture"));
+}
 
 KeptMemory::KeptMemory() : state_(std::make_unique<State>()) {}
 
@@ -82,12 +93,9 @@ KeptMemory::~KeptMemory() = default;
 
 void* KeptMemory::replace(void* old, std::size_t bytes, void* stream) {
   const auto of_caller = static_cast<cudaStream_t>(stream);
-  if (captured(of_caller)) {
-    throw RuntimeError(text("[distributed] ", bytes,
-                            " bytes more are needed while the stream is captured, which takes no memory: make such a "
-                            "call once before the capture"));
-  }
   State& s = *state_;
+  if (old != nullptr && (s.has_graphs || captured(of_caller))) s.of_graphs.push_back(std::exchange(old, nullptr));
+  refuse_capture(bytes, stream);
   check(s.order(of_caller, s.own), kWhat);
   if (old != nullptr) check(cudaFreeAsync(old, s.own), kWhat);
   void* data = nullptr;
@@ -101,7 +109,11 @@ void KeptMemory::give_back(void* data) noexcept { cudaFreeAsync(data, state_->ow
 void KeptMemory::end_of_call(void* stream) noexcept {
   const auto of_caller = static_cast<cudaStream_t>(stream);
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  if (cudaStreamIsCapturing(of_caller, &status) != cudaSuccess || status != cudaStreamCaptureStatusNone) return;
+  if (cudaStreamIsCapturing(of_caller, &status) != cudaSuccess) return;
+  if (status != cudaStreamCaptureStatusNone) {
+    state_->has_graphs = true;
+    return;
+  }
   state_->order(of_caller, state_->own);  // where it fails, so does the caller's next call
 }
 
