@@ -23,6 +23,9 @@ from gpu_reference import distance
 from gpu_rows import Row, random
 
 SIZE, BLOCK, BLOCKS, WINDOW = 128, 64, 16, 512
+FEW = (
+    8192 * 32
+)  # rows of all heads; of no more, compressed branch and gated sum take under 100 us, and are timed in graphs
 LENGTHS = (8192, 16384, 32768, 65536)
 HEADS = ((64, 4), (32, 8))
 CHECKED, LAST = 2048, 64  # keys; rows that are compared where there are more keys
@@ -246,7 +249,8 @@ def part(length, heads, kv_heads, name, direction):
     if direction == "backward":
         call = gradients(call, of)
     agrees = functools.partial(agreement, heads, kv_heads, WINDOW, direction == "backward")
-    how = "graph" if (name, direction) == ("pooled keys", "forward") else "queued"  # under 100 us
+    few = length * heads <= FEW and name == "compressed"
+    how = "graph" if direction == "forward" and (name == "pooled keys" or few) else "queued"
     return row({"heddle": call}, agrees, how=how, absent={"fla": "a part"})
 
 
@@ -260,7 +264,8 @@ def gates(length, heads, kv_heads, direction):
     if direction == "backward":
         call = gradients(call, [*os, *scale])
     agrees = functools.partial(agreement, heads, kv_heads, WINDOW, direction == "backward")
-    return row({"heddle": call}, agrees, absent={"fla": "a part"})
+    how = "graph" if direction == "forward" and length * heads <= FEW else "queued"
+    return row({"heddle": call}, agrees, how=how, absent={"fla": "a part"})
 
 
 def decode(batch, length, heads, kv_heads, turns=4):
