@@ -36,22 +36,22 @@ class Block(NamedTuple):
         )
 
 
-def _direct(x: torch.Tensor, runs: list[slice] | None) -> bool:
-    """Whether the rows [B, rows, heads, size] of these runs lie one behind the other in memory, and so go as they are."""
-    return runs is not None and x.shape[0] == 1
+def _direct(x: torch.Tensor, runs: list[slice] | None) -> list[slice] | None:
+    """The runs, if their rows [B, rows, heads, size] lie one behind the other in memory, and so go as they are."""
+    return runs if x.shape[0] == 1 else None
 
 
 def _taken(x: torch.Tensor, runs: list[slice] | None, index: torch.Tensor) -> list[torch.Tensor]:
     """Rows of x as messages: of each run its own, else all in one."""
-    if runs is not None and x.shape[0] == 1:
-        return [x[0, run].contiguous() for run in runs]
+    if (direct := _direct(x, runs)) is not None:
+        return [x[0, run].contiguous() for run in direct]
     return [x.index_select(1, index)]
 
 
 def _room(x: torch.Tensor, runs: list[slice] | None, index: torch.Tensor) -> list[torch.Tensor]:
     """Memory for the messages of such rows."""
-    if runs is not None and x.shape[0] == 1:
-        return [x.new_empty(run.stop - run.start, *x.shape[2:]) for run in runs]
+    if (direct := _direct(x, runs)) is not None:
+        return [x.new_empty(run.stop - run.start, *x.shape[2:]) for run in direct]
     return [x.new_empty(x.shape[0], len(index), *x.shape[2:])]
 
 
@@ -59,8 +59,8 @@ def _place(
     x: torch.Tensor, runs: list[slice] | None, index: torch.Tensor, parts: list[torch.Tensor], add: bool = False
 ) -> None:
     """Messages where their rows are, or added there."""
-    if runs is not None and x.shape[0] == 1:
-        for run, part in zip(runs, parts):
+    if (direct := _direct(x, runs)) is not None:
+        for run, part in zip(direct, parts):
             if add:
                 x[0, run] += part
             else:
@@ -108,7 +108,7 @@ class KeysToRows:
                 if r == self.ranks.rank:
                     _place(whole, share.into, share.places, out)
                     continue
-                if _direct(whole, share.into):
+                if _direct(whole, share.into) is not None:
                     into = _taken(whole, share.into, share.places)  # views
                 else:
                     into = _room(whole, share.into, share.places)

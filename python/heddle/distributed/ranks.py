@@ -160,7 +160,7 @@ class Ranks:
             backend = self.group._get_backend(device).name()
         except RuntimeError:
             backend = "none"
-        if backend in ("none", "gloo") and (device.type == "cuda" or backend == "none"):
+        if backend == "none" or (backend == "gloo" and device.type == "cuda"):
             raise ValueError(
                 f"[{self.operation}] tensors are on {device}, which the group does not carry (its backend for them: {backend}): the CPU needs "
                 '"gloo" and GPUs "nccl" of init_process_group or new_group, both "cpu:gloo,cuda:nccl"'
