@@ -53,7 +53,7 @@ def memory(world, length: int) -> dict:
     def one():
         return peak_mib(world, lambda: made(plan.rows, lambda q, k, v: heddle.attention(q, k, v, causal="top_left")))
 
-    def ranks(scheme: str):
+    def ranks(scheme: str) -> float:
         rows = plan.rows_of(world.rank)
         return peak_mib(
             world,
@@ -65,12 +65,12 @@ def memory(world, length: int) -> dict:
     del q, k, v
     clean()
     rates = {ONE: world.of_first(together(world, one, alone=True))}
-    for scheme in ("gather", "ring"):
+    for scheme in dict.fromkeys((plan.scheme, "gather", "ring")):
         clean()
         peak = together(world, lambda scheme=scheme: ranks(scheme))
         clean()
         rates[scheme] = max(world.gathered(peak))
-    return told | {"unit": "MiB", "rates": rates}
+    return told | {"auto": plan.scheme, "unit": "MiB", "rates": rates}
 
 
 def decode(world, length: int) -> dict:

@@ -20,7 +20,7 @@ from gpu_reference import distance
 from gpu_rows import LIMIT, chosen
 
 HEAD_SIZE = 128
-SCHEMES = ("gather", "ring", "ulysses")
+SCHEMES = ("auto", "gather", "ring", "ulysses")
 PASSES = ("forward", "backward", "forward and backward")
 ONE = "one GPU"
 CHUNK = 4096  # rows that are compared at a time, so that none hides behind many others

@@ -114,8 +114,9 @@ void attention_forward(const TensorView& q, const TensorView& k, const TensorVie
 // or f32, dbias has bias's shape and dtype (summed over broadcast extents), dsink is f32 [H].
 struct AttentionGradients {
   TensorView dq, dk, dv, dbias, dsink;
-  // dq, dk and dv, all f32, are added to: each element once, by the call's own sum, so that calls that come one after
-  // another are summed in their order. dbias and dsink are written all the same.
+  // Those of dq, dk and dv that are f32 are added to: each element once, by the call's own sum, so that calls that come
+  // one after another are summed in their order. What has 16 bits is written, as dbias and dsink are; on the CPU, dq,
+  // dk and dv must all be f32 then.
   bool accumulate = false;
   // o and lse are those of a longer problem, of which this call is a piece: p_ij = exp(s_ij - lse_i), and dq is what
   // the piece's keys add to the longer problem's, dk and dv what its rows add. The sink is the one that the merge had,

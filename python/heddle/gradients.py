@@ -42,8 +42,8 @@ def attention_backward(
       d_o, d_lse: derivatives of a loss with respect to them, of their shapes; d_lse may be None.
       dq, dk, dv, dbias, dsink: where to write; what is None is not computed. Each has its tensor's shape; dq, dk and dv have
         q's dtype or float32, dbias the bias's dtype, dsink float32.
-      accumulate: dq, dk and dv, all float32, are added to, each element once by the call's own sum. dbias and dsink are
-        written all the same.
+      accumulate: those of dq, dk and dv that are float32 are added to, each element once by the call's own sum. What has 16
+        bits is written, as dbias and dsink are; on the CPU dq, dk and dv must all be float32 then.
       merged: o and lse, and d_o, are those of the longer problem of which this call is a piece: dq is what the piece's keys
         add to the rows', dk and dv what its rows add to the keys'. The sink is the one that the merge had.
 

@@ -10,8 +10,9 @@ namespace heddle::distributed {
 namespace {
 
 constexpr double kBytesOfF32 = 4;
-constexpr Scheme kKeySchemes[] = {Scheme::gather, Scheme::ring, Scheme::needed};
-constexpr Scheme kSchemes[] = {Scheme::gather, Scheme::ring, Scheme::needed, Scheme::ulysses, Scheme::two_dimensional};
+// Of those that take equally long the first: `needed` sends no more than `gather`.
+constexpr Scheme kKeySchemes[] = {Scheme::needed, Scheme::gather, Scheme::ring};
+constexpr Scheme kSchemes[] = {Scheme::needed, Scheme::gather, Scheme::ring, Scheme::ulysses, Scheme::two_dimensional};
 
 double number(std::int64_t x) { return static_cast<double>(x); }
 
@@ -46,7 +47,8 @@ double seconds_of(const Plan& plan, const Traffic& bytes) {
 
 // What a row of keys and values weighs, and seconds of products.
 struct Weights {
-  double keys, gradients, forward, backward, merged_row;
+  double keys, gradients, forward, backward;
+  double summed_row, merged_row;  // of a row whose results are merged, once and for each result after the first
 
   explicit Weights(const Problem& p) {
     const double kv = number(p.batch * p.kv_heads) * number(p.head_size + p.head_size_v);
@@ -55,8 +57,9 @@ struct Weights {
     const double pair = number(p.batch * p.heads) * 2;
     forward = pair * number(p.head_size + p.head_size_v) / p.costs.forward_flops;
     backward = pair * number(3 * p.head_size + 2 * p.head_size_v) / p.costs.backward_flops;
-    // Two results are read, one is written.
-    merged_row = number(p.batch * p.heads * p.head_size_v) * 3 * kBytesOfF32 / p.costs.memory_bandwidth;
+    // The sum is begun in float32, read again, and rounded; a result is written, and two are read and one written.
+    const double row = number(p.batch * p.heads * p.head_size_v) * kBytesOfF32 / p.costs.memory_bandwidth;
+    summed_row = 3 * row, merged_row = 4 * row;
   }
 };
 
@@ -132,11 +135,13 @@ Seconds seconds_at_once(const Plan& plan, Scheme scheme) {
 Seconds seconds_of_ring(const Plan& plan) {
   const Weights w(plan.problem());
   const int ranks = plan.problem().ranks, hops = plan.ring_hops();
+  std::int64_t rows = 0;
   // Of each step the most that any rank has to do. Gradients of keys go on while the next step is computed.
   std::vector<double> pairs(static_cast<std::size_t>(hops) + 1), merged(pairs.size());
   std::vector<Traffic> sent(pairs.size()), home(pairs.size());
   for (int rank = 0; rank < ranks; ++rank) {
     const auto steps = plan.ring_pieces(rank);
+    rows = std::max(rows, plan.rows(rank));
     for (std::size_t t = 0; t < steps.size(); ++t) {
       double of_step = 0, rows_merged = 0;
       for (const Piece& piece : steps[t]) {
@@ -152,7 +157,7 @@ Seconds seconds_of_ring(const Plan& plan) {
       sent[t].take_most(on), home[t].take_most(back);
     }
   }
-  Seconds out;
+  Seconds out{.forward = number(rows) * w.summed_row};
   for (std::size_t t = 0; t < pairs.size(); ++t) {
     const bool last = t + 1 == pairs.size();
     const double keys = last ? 0 : seconds_of(plan, sent[t] * w.keys);

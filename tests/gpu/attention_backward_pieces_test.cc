@@ -220,17 +220,19 @@ TEST_P(GpuBackwardPieces, AddUpToTheCalls) {
 
 INSTANTIATE_TEST_SUITE_P(Cases, GpuBackwardPieces, ::testing::ValuesIn(cut_cases()), name_of_case);
 
-// Gradients of a call in another dtype, in another layout, or added to `start`.
+// Gradients of a call in another dtype, dq in one of its own, in another layout, or, of f32, added to `start`.
 struct Written {
   DType dtype;
   double start = 0;
   Layout layout = Layout::contiguous;
+  DType of_rows = dtype;
 
   std::vector<HostTensor> of(BackwardCase& at) const {
     std::vector<Mirrored> out;
     for (const TensorView* x : {&at.call.forward.q, &at.call.forward.k, &at.call.forward.v}) {
-      out.emplace_back(start != 0 ? filled(dtype, shape_of(*x), start, layout)
-                                  : HostTensor::output(dtype, shape_of(*x), layout));
+      const DType of = out.empty() ? of_rows : dtype;
+      out.emplace_back(start != 0 && of == DType::f32 ? filled(of, shape_of(*x), start, layout)
+                                                      : HostTensor::output(of, shape_of(*x), layout));
     }
     at.call.gradients.dq = out[0].view();
     at.call.gradients.dk = out[1].view();
@@ -273,6 +275,12 @@ TEST_P(GpuBackwardFloat32, SameSums) {
         ASSERT_EQ(static_cast<float>(added[t].get(n)), start + sum) << "tensor " << t << ", element " << n;
       }
     }
+  }
+  if (dtype != DType::f32) {  // dq is written beside keys' gradients that are added to
+    const std::vector<HostTensor> mixed = Written{.dtype = DType::f32, .start = kStart, .of_rows = dtype}.of(at);
+    const std::vector<HostTensor> added = Written{DType::f32, kStart}.of(at);
+    EXPECT_TRUE(mixed[0].same_bits(rounded_ones[0]));
+    EXPECT_TRUE(mixed[1].same_bits(added[1]) && mixed[2].same_bits(added[2]));
   }
   // dbias and dsink are written whatever is added to.
   at.poison();

@@ -344,10 +344,9 @@ def gradients(
     wants_sink: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """dq, dk and dv in the operands' dtype, and dsink."""
-    rows = RowGradients(
-        q, out, lse, torch.zeros_like(out) if d_o is None else d_o, d_lse, torch.zeros(q.shape, device=q.device)
-    )
-    dk, dv = call.backward(rows, k, v, sink)
+    rows = RowGradients(q, out, lse, torch.zeros_like(out) if d_o is None else d_o, d_lse, call.room_for_dq(q))
+    dk, dv = k.new_empty(k.shape), v.new_empty(v.shape)
+    call.backward(rows, k, v, sink, dk, dv)
     dsink = None
     if wants_sink:
         assert sink is not None
@@ -356,4 +355,4 @@ def gradients(
             of_rows = (q, k[:, :0], v[:, :0], out, lse, rows.d_o, d_lse)
             attention_backward(*of_rows, dsink=dsink, merged=True, sink=sink, **call.options)
         dsink = call.ranks.all_reduce(dsink, "gradient of the sink summed")
-    return rows.dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dsink
+    return rows.dq.to(q.dtype), dk, dv, dsink

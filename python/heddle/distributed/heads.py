@@ -85,6 +85,9 @@ class HeadsForRows:
         self._layout = layout_of(groups.plan, ranks.rank // size, across, device)
         self._scheme = across
 
+    def room_for_dq(self, q: torch.Tensor) -> torch.Tensor:
+        return q.new_empty(q.shape)
+
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sink: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -100,9 +103,15 @@ class HeadsForRows:
         return o, lse[..., 0].transpose(1, 2).contiguous()
 
     def backward(
-        self, rows: RowGradients, k: torch.Tensor, v: torch.Tensor, sink: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """dk and dv of this rank's keys, float32; rows.dq is written."""
+        self,
+        rows: RowGradients,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        sink: torch.Tensor | None,
+        dk: torch.Tensor,
+        dv: torch.Tensor,
+    ) -> None:
+        """Writes rows.dq, and dk and dv of this rank's keys, which are summed in float32, in their dtype."""
         shares = self._shares(rows.q, k)
         # Whether another rank has a gradient of lse is not known here: it is sent all the same.
         d_lse = torch.zeros_like(rows.lse) if rows.d_lse is None else rows.d_lse
@@ -114,17 +123,19 @@ class HeadsForRows:
         )
         lse, d_lse, o, d_o, q, k, v = self._to_heads(moved, shares, "rows and gradients exchanged for heads")
         lse, d_lse = (x[..., 0].transpose(1, 2) for x in (lse, d_lse))
-        dq, dk, dv = torch.zeros_like(q), *(torch.empty(x.shape, device=x.device) for x in (k, v))
+        dq = torch.zeros_like(q)
+        dk_sums, dv_sums = (torch.empty(x.shape, device=x.device) for x in (k, v))
         for part, sinks, call in self._calls(shares, k, sink):
             at, keys = part.heads, part.kv_heads
-            dq_part = torch.zeros(q[:, :, at].shape, device=q.device)
+            dq_part = call.room_for_dq(q[:, :, at])
             of_part = RowGradients(q[:, :, at], o[:, :, at], lse[:, at], d_o[:, :, at], d_lse[:, at], dq_part)
-            dk[:, :, keys], dv[:, :, keys] = call.backward(of_part, k[:, :, keys], v[:, :, keys], sinks)
+            of_keys = (x[:, :, keys] for x in (dk_sums, dv_sums))
+            call.backward(of_part, k[:, :, keys], v[:, :, keys], sinks, *of_keys)
             dq[:, :, at] = dq_part  # rounded here, once
-        what = "gradients of heads exchanged for those of rows"
-        dk, dv, dq = self._to_rows(((dk, True), (dv, True), (dq, False)), shares, what)
-        rows.dq.copy_(dq)
-        return dk, dv
+        moved = ((dk_sums, True), (dv_sums, True), (dq, False))
+        found = self._to_rows(moved, shares, "gradients of heads exchanged for those of rows")
+        for x, of_rows in zip((dk, dv, rows.dq), found):
+            x.copy_(of_rows)
 
     def _shares(self, q: torch.Tensor, k: torch.Tensor) -> list[Share]:
         """Of each member."""

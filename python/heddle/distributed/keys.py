@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from .pieces import Layout, Piece, RowGradients, Sum, forward_whole
+from .pieces import Layout, Piece, RowGradients, Share, Sum, attend
 from .ranks import Ranks, Transfer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 
 class Block(NamedTuple):
@@ -72,12 +72,100 @@ def _place(
         x.index_copy_(1, index, parts[0])
 
 
+def _keep(whole: torch.Tensor, x: torch.Tensor, share: Share) -> None:
+    """A rank's own rows of x, where they are in the whole."""
+    if (direct := _direct(x, share.out_of)) is not None:
+        for run, place in zip(direct, share.into or []):
+            whole[0, place] = x[0, run]
+    else:
+        whole.index_copy_(1, share.places, x.index_select(1, share.given))
+
+
 def _paired(
     out: list[torch.Tensor], into: list[torch.Tensor], rank: int
 ) -> list[tuple[torch.Tensor, int, torch.Tensor, int]]:
     """Moves that send the one to a rank and receive the other from it."""
     nothing = torch.empty(0)
     return [(a, rank, b, rank) for a, b in zip_longest(out, into, fillvalue=nothing)]
+
+
+class _Part(NamedTuple):
+    """Query heads, and the key heads that they attend with."""
+
+    heads: slice
+    kv_heads: slice
+
+
+class _Pass(NamedTuple):
+    """Of a forward or a backward: floating-point operations of a pair of a row and a key over D + Dv, and the least that a part of the
+    heads is to have of them: some 2 ms and 10 ms of an H200, whose backward needs more tiles to be busy."""
+
+    operations: int
+    of_part: float
+
+
+_FORWARD, _BACKWARD = _Pass(2, 1.3e12), _Pass(5, 6e12)
+_MOST_PARTS = 8
+
+
+class _Arrival:
+    """Keys and values on their way: transfers of what the first piece has, and of the rest. put: what comes in one message, and goes to
+    its places then."""
+
+    def __init__(self, k: torch.Tensor, v: torch.Tensor, transfers: list[Transfer], put: list[Any]) -> None:
+        self.k, self.v = k, v
+        self._transfers, self._put = transfers, put
+
+    def await_keys_of(self, piece: int) -> None:
+        """Of the first piece, 0, or of any other."""
+        if piece > 0 or self._put:
+            self.await_all()
+        elif len(self._transfers) == 2:
+            self._transfers.pop(0).wait()
+
+    def await_all(self) -> None:
+        while self._transfers:
+            self._transfers.pop(0).wait()
+        for whole, share, into in self._put:
+            _place(whole, share.into, share.places, into)
+        self._put = []
+
+
+class _Homecoming:
+    """Shares of gradients of keys on their way to who has the keys. of_ranks: of each rank those of k and v, as messages."""
+
+    def __init__(
+        self, transfer: Transfer, shares: list[Share], of_ranks: list[Any], totals: tuple[torch.Tensor, ...]
+    ) -> None:
+        self._transfer, self._shares, self._of_ranks, self._totals = transfer, shares, of_ranks, totals
+
+    def finish(self) -> None:
+        """Writes the sums."""
+        self._transfer.wait()
+        for n, total in enumerate(self._totals):
+            if all(_direct(total, share.out_of) is not None for share in self._shares):
+                _sum_runs(total[0], self._shares, [came[n] for came in self._of_ranks])
+                continue
+            sums = torch.zeros(total.shape, device=total.device)
+            for share, came in zip(self._shares, self._of_ranks):
+                _place(sums, share.out_of, share.given, came[n], add=True)
+            total.copy_(sums)
+
+
+def _sum_runs(total: torch.Tensor, shares: list[Share], of_ranks: list[list[torch.Tensor]]) -> None:
+    """total [rows, heads, size]: of each row the sum of the ranks that had it, in their order, float32 and then rounded."""
+    runs = [(run, part) for share, parts in zip(shares, of_ranks) for run, part in zip(share.out_of or [], parts)]
+    edges = sorted({0, len(total), *(edge for run, _ in runs for edge in (run.start, run.stop))})
+    for begin, end in zip(edges, edges[1:]):
+        addends = [part[begin - run.start : end - run.start] for run, part in runs if run.start <= begin < run.stop]
+        into = total[begin:end]
+        if len(addends) < 2:
+            into.copy_(addends[0]) if addends else into.zero_()
+            continue
+        found = addends[0]
+        for part in addends[1:-1]:
+            found = found + part
+        torch.add(found, addends[-1], out=into)
 
 
 class KeysToRows:
@@ -95,29 +183,42 @@ class KeysToRows:
 
     def at_once(self, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """All keys and values, in the whole's order, or those that this rank's rows need, in the same."""
-        shares = self.layout.shares
+        arrival = self._arriving(k, v)
+        arrival.await_all()
+        return arrival.k, arrival.v
+
+    def _arriving(self, k: torch.Tensor, v: torch.Tensor) -> _Arrival:
+        """Those of at_once(), on their way in two exchanges: what receivers' first pieces have, and the rest."""
+        shares, own = self.layout.shares, self.ranks.rank
         # Of lists, what is not needed has a place, too.
         made = torch.empty if sum(len(share.places) for share in shares) == self.layout.keys else torch.zeros
         all_k, all_v = (
             made(x.shape[0], self.layout.keys, *x.shape[2:], dtype=x.dtype, device=x.device) for x in (k, v)
         )
-        moves, put = [], []
+        moves: tuple[list[Any], list[Any]] = [], []  # the rest, the first
+        put = []
         for r, share in enumerate(shares):
+            if r == own:
+                continue
             for x, whole in ((k, all_k), (v, all_v)):
                 out = _taken(x, share.out_of, share.given)
-                if r == self.ranks.rank:
-                    _place(whole, share.into, share.places, out)
-                    continue
                 if _direct(whole, share.into) is not None:
                     into = _taken(whole, share.into, share.places)  # views
                 else:
                     into = _room(whole, share.into, share.places)
                     put.append((whole, share, into))
-                moves += _paired(out, into, r)
-        self.ranks.start(moves, "keys gathered" if self.scheme == "gather" else "needed keys sent").wait()
-        for whole, share, into in put:
-            _place(whole, share.into, share.places, into)
-        return all_k, all_v
+                first_out, first_into = (
+                    flags if _direct(x, runs) is not None else [any(flags)]
+                    for runs, flags in ((share.out_of, share.first_out_of), (share.into, share.first_into))
+                )
+                for first, of_time in enumerate(moves):
+                    sent = [message for message, early in zip(out, first_out) if early == first]
+                    of_time += _paired(sent, [room for room, early in zip(into, first_into) if early == first], r)
+        what = "keys gathered" if self.scheme == "gather" else "needed keys sent"
+        transfers = [self.ranks.start(of_time, what) for of_time in reversed(moves)]
+        for x, whole in ((k, all_k), (v, all_v)):
+            _keep(whole, x, shares[own])
+        return _Arrival(all_k, all_v, transfers, put)
 
     def passed_round(
         self, k: torch.Tensor, v: torch.Tensor
@@ -142,40 +243,110 @@ class KeysToRows:
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sink: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if self.layout.whole:
-            return forward_whole(self.layout.steps[0], q, *self.at_once(k, v), self.options | {"sink": sink})
-        total = Sum(q, v.shape[3])
         if self.scheme == "ring":
+            total = Sum(q, v.shape[3])
             for _, pieces, k_part, v_part in self.passed_round(k, v):
                 total.add(pieces, q, k_part, v_part, self.options)
-        else:
-            total.add(self.layout.steps[0], q, *self.at_once(k, v), self.options)
-        return total.finished(q.dtype, sink)
+            return total.finished(q.dtype, sink)
+        batch, rows, heads, _ = q.shape
+        o = q.new_empty(batch, rows, heads, v.shape[3])
+        lse = torch.empty(batch, heads, rows, device=q.device)
+        for part, arrival in self._parts(q, k, v, _FORWARD):
+            q_part, o_part, lse_part = q[:, :, part.heads], o[:, :, part.heads], lse[:, part.heads]
+            if not self.layout.whole:
+                arrival.await_all()
+                total = Sum(q_part, v.shape[3])
+                total.add(self.layout.steps[0], q_part, arrival.k, arrival.v, self._options_of(part, None))
+                for x, found in zip(
+                    (o_part, lse_part), total.finished(q.dtype, None if sink is None else sink[part.heads])
+                ):
+                    x.copy_(found)
+                continue
+            options = self._options_of(part, sink)
+            for n, piece in enumerate(self.layout.steps[0]):
+                arrival.await_keys_of(n)
+                attend(piece, q_part, arrival.k, arrival.v, o_part, lse_part, options)
+        return o, lse
+
+    def room_for_dq(self, q: torch.Tensor) -> torch.Tensor:
+        """What backward() writes, or adds to where rows are in several pieces; and on the CPU, where all gradients are added to or none."""
+        if self.layout.whole and q.is_cuda and q.dtype != torch.float32:
+            return q.new_empty(q.shape)
+        return torch.zeros(q.shape, device=q.device)
 
     def backward(
-        self, rows: RowGradients, k: torch.Tensor, v: torch.Tensor, sink: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """dk and dv of this rank's keys, float32; rows.dq is added to."""
-        merged = not self.layout.whole
-        options = self.options | ({} if merged else {"sink": sink})
-        block = self.block(k, v)
-
-        def add(pieces: list[Piece], k_part: torch.Tensor, v_part: torch.Tensor, share: torch.Tensor) -> None:
-            """What these rows add to the gradients of a buffer of keys, as Block lays them out."""
-            rows.add(pieces, k_part, v_part, *block.parts(share, k_part.shape[1]), merged, options)
-
+        self,
+        rows: RowGradients,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        sink: torch.Tensor | None,
+        dk: torch.Tensor,
+        dv: torch.Tensor,
+    ) -> None:
+        """Writes dk and dv of this rank's keys, which are summed in float32, in their dtype. rows.dq: room_for_dq()."""
         if self.scheme == "ring":
-            return block.parts(self._ring_backward(k, v, block, add), k.shape[1])
-        share = torch.zeros(block.length(self.layout.keys), device=k.device)
-        add(self.layout.steps[0], *self.at_once(k, v), share)
-        return self.home(*block.parts(share, self.layout.keys), k.shape[1])
+            block = self.block(k, v)
+            for x, found in zip((dk, dv), block.parts(self._ring_backward(rows, k, v, block), k.shape[1])):
+                x.copy_(found)
+            return
+        going: _Homecoming | None = None
+        for part, arrival in self._parts(rows.q, k, v, _BACKWARD):
+            shares = [torch.zeros(x.shape, device=x.device) for x in (arrival.k, arrival.v)]
+            of_part = rows.of_heads(part.heads)
+            options = self._options_of(part, sink if self.layout.whole else None)
+            for n, piece in enumerate(self.layout.steps[0]):
+                arrival.await_keys_of(n)
+                of_part.add([piece], arrival.k, arrival.v, *shares, not self.layout.whole, options)
+            started = self._going_home(*shares, (dk[:, :, part.kv_heads], dv[:, :, part.kv_heads]))
+            if going is not None:
+                going.finish()
+            going = started
+        if going is not None:
+            going.finish()
+
+    def _options_of(self, part: _Part, sink: torch.Tensor | None) -> dict[str, Any]:
+        slopes = self.options["alibi_slopes"]
+        return self.options | {
+            "alibi_slopes": None if slopes is None else slopes[part.heads],
+            "sink": None if sink is None else sink[part.heads],
+        }
+
+    def _parts(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, of_pass: _Pass
+    ) -> Iterator[tuple[_Part, _Arrival]]:
+        """Key heads with their query heads, some at a time, and their keys: those of the next part are on their way while one is computed."""
+        kv_heads, group = k.shape[2], q.shape[2] // k.shape[2]
+        size = kv_heads // self._count_of_parts(q, k, v, of_pass)
+        parts = [
+            _Part(slice(begin * group, (begin + size) * group), slice(begin, begin + size))
+            for begin in range(0, kv_heads, size)
+        ]
+        coming = self._arriving(k[:, :, parts[0].kv_heads], v[:, :, parts[0].kv_heads])
+        for n, part in enumerate(parts):
+            arrival = coming
+            if n + 1 < len(parts):
+                following = parts[n + 1].kv_heads
+                coming = self._arriving(k[:, :, following], v[:, :, following])
+            yield part, arrival
+            arrival.await_all()  # a rank may have no piece, and send
+
+    def _count_of_parts(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, of_pass: _Pass) -> int:
+        """Of equal numbers of key heads; all ranks find the same."""
+        work = of_pass.operations * self.layout.pairs * q.shape[0] * q.shape[2] * (k.shape[3] + v.shape[3])
+        most = min(work / of_pass.of_part, _MOST_PARTS)
+        return max((n for n in range(1, k.shape[2] + 1) if k.shape[2] % n == 0 and n <= most), default=1)
 
     def home(self, dk: torch.Tensor, dv: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Of what each rank adds to the gradients of keys and values that at_once() gave it, float32, the sums for this rank's rows: of
         each the shares of those ranks that had it, in the order of ranks."""
-        shares = self.layout.shares
+        totals = tuple(x.new_empty(x.shape[0], rows, *x.shape[2:]) for x in (dk, dv))
+        self._going_home(dk, dv, totals).finish()
+        return totals[0], totals[1]
+
+    def _going_home(self, dk: torch.Tensor, dv: torch.Tensor, totals: tuple[torch.Tensor, ...]) -> _Homecoming:
+        """home(), of which finish() writes the totals, in their dtype."""
         moves, of_ranks = [], []
-        for r, share in enumerate(shares):
+        for r, share in enumerate(self.layout.shares):
             came = []
             for x in (dk, dv):
                 out = _taken(x, share.into, share.places)
@@ -184,22 +355,9 @@ class KeysToRows:
                     moves += _paired(out, came[-1], r)
             of_ranks.append(came)
         what = "gradients of keys summed" if self.scheme == "gather" else "gradients of needed keys returned"
-        self.ranks.start(moves, what).wait()
-        first_has_all = len(shares[0].given) == rows
-        made = torch.empty if first_has_all else torch.zeros
-        totals = [made(x.shape[0], rows, *x.shape[2:], device=x.device) for x in (dk, dv)]
-        for r, (share, came) in enumerate(zip(shares, of_ranks)):
-            for total, parts in zip(totals, came):
-                _place(total, share.out_of, share.given, parts, add=r > 0 or not first_has_all)
-        return totals[0], totals[1]
+        return _Homecoming(self.ranks.start(moves, what), self.layout.shares, of_ranks, totals)
 
-    def _ring_backward(
-        self,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        block: Block,
-        add: Callable[[list[Piece], torch.Tensor, torch.Tensor, torch.Tensor], None],
-    ) -> torch.Tensor:
+    def _ring_backward(self, rows: RowGradients, k: torch.Tensor, v: torch.Tensor, block: Block) -> torch.Tensor:
         """A rank keeps what it adds to its own keys' gradients. What others add goes on from the next rank to the last, and home."""
         hops, lengths = len(self.layout.steps) - 1, self.layout.lengths
 
@@ -214,11 +372,11 @@ class KeysToRows:
         transfer: Transfer | None = None
         for step, pieces, k_part, v_part in self.passed_round(k, v):
             if step == 0:
-                add(pieces, k_part, v_part, own)
+                rows.add(pieces, k_part, v_part, *block.parts(own, k_part.shape[1]), True, self.options)
                 continue
             length = block.length(k_part.shape[1])
             share = shares[step % 2 if hops > 1 else 0][:length].zero_()
-            add(pieces, k_part, v_part, share)
+            rows.add(pieces, k_part, v_part, *block.parts(share, k_part.shape[1]), True, self.options)
             if transfer is not None:
                 transfer.wait()
                 share += came[:length]  # the sum of the ranks before this one

@@ -82,8 +82,7 @@ def _backward_kernel(
         ranks = Ranks("distributed.attention", of_handle, group_of(group), timeout)
         call = call_of(ranks, q, alibi_slopes, of_handle, scheme, scale, softcap, deterministic)
         dq, dk, dv, dsink = gradients(call, q, k, v, sink, o, lse, d_o, d_lse, wants_sink)
-        # Results of an operator share no memory, as dk and dv may.
-        return dq, dk, dv.clone(), q.new_empty(0, dtype=torch.float32) if dsink is None else dsink
+        return dq, dk, dv, q.new_empty(0, dtype=torch.float32) if dsink is None else dsink
 
 
 def _save_for_backward(ctx: Any, inputs: Any, output: Any) -> None:

@@ -62,13 +62,16 @@ class Share(NamedTuple):
     """What goes between this rank and another one.
 
     places: where the other's keys lie in this rank's buffer of keys; given: of this rank's own keys those that go to the other; int64.
-    into, out_of: the same as slices, where they are no more than a few runs that lie one behind the other on both ranks.
+    into, out_of: the same as slices, where they are no more than a few runs that lie one behind the other on both ranks. first_into,
+    first_out_of: of each of these runs, or of all there is where there are none, whether the first piece of its receiver has it.
     """
 
     places: torch.Tensor
     given: torch.Tensor
     into: list[slice] | None
     out_of: list[slice] | None
+    first_into: list[bool]
+    first_out_of: list[bool]
 
     def to(self, device: torch.device) -> Share:
         return self._replace(places=self.places.to(device), given=self.given.to(device))
@@ -77,22 +80,28 @@ class Share(NamedTuple):
 _MOST_RUNS = 8  # each is a message of its own, of k and of v
 
 
-def share_of(theirs: Any, places: Any, given: Any, at: Any) -> Share:
+def share_of(
+    theirs: Any, places: Any, given: Any, at: Any, first: slice | None = None, first_there: slice | None = None
+) -> Share:
     """theirs: the other's rows that come, places: where they go; given: this rank's rows that go, at: where the other puts them. int64
-    arrays, in the order of sending."""
-    into, out_of = _runs(places, theirs), _runs(given, at)
-    return Share(torch.from_numpy(places.copy()), torch.from_numpy(given.copy()), into, out_of)
+    arrays, in the order of sending. first, first_there: the keys of this rank's first piece, and of the other's, as they lie in the
+    buffer; None: all."""
+    into, first_into = _runs(places, theirs, places, first)
+    out_of, first_out_of = _runs(given, at, at, first_there)
+    numbers = (torch.from_numpy(x.copy()) for x in (places, given))
+    return Share(*numbers, into, out_of, first_into, first_out_of)
 
 
-def _runs(here: Any, there: Any) -> list[slice] | None:
-    """Slices of `here` that are runs in both, if they are few: both ranks find the same."""
+def _runs(here: Any, there: Any, places: Any, first: slice | None) -> tuple[list[slice] | None, list[bool]]:
+    """Slices of `here` that are runs in both, if they are few, and whether their places are among the first: both ranks find the same."""
     if len(here) == 0:
-        return []
-    cuts = np.flatnonzero((np.diff(here) != 1) | (np.diff(there) != 1)) + 1
+        return [], []
+    early = np.full(len(here), True) if first is None else (places >= first.start) & (places < first.stop)
+    cuts = np.flatnonzero((np.diff(here) != 1) | (np.diff(there) != 1) | (early[1:] != early[:-1])) + 1
     if len(cuts) >= _MOST_RUNS:
-        return None
-    ends = [*cuts.tolist(), len(here)]
-    return [slice(int(here[a]), int(here[a]) + b - a) for a, b in zip([0, *ends], ends)]
+        return None, [bool(early.any())]
+    begins, ends = [0, *cuts.tolist()], [*cuts.tolist(), len(here)]
+    return [slice(int(here[a]), int(here[a]) + b - a) for a, b in zip(begins, ends)], [bool(early[a]) for a in begins]
 
 
 class Layout(NamedTuple):
@@ -100,7 +109,7 @@ class Layout(NamedTuple):
 
     lengths: how many rows each rank has. steps: pieces, of ``ring`` one list for each rank whose keys come by, else one list. whole:
     each row is in one piece, so that nothing is merged. keys: how many a rank has at once, but in ``ring``: all in the whole's order,
-    or those that it needs. shares: with each rank, but in ``ring``.
+    or those that it needs. shares: with each rank, but in ``ring``. pairs: (row, key) pairs of a head, the most of all ranks.
     """
 
     lengths: list[int]
@@ -108,6 +117,7 @@ class Layout(NamedTuple):
     whole: bool
     keys: int
     shares: list[Share]
+    pairs: float = 0
 
 
 def layout_of(plan: Plan, rank: int, scheme: str, device: torch.device) -> Layout:
@@ -120,23 +130,35 @@ def layout_of(plan: Plan, rank: int, scheme: str, device: torch.device) -> Layou
         lengths = [plan.rows_of(r) for r in ranks]
         if scheme == "ring":
             return Layout(lengths, steps, once, plan.rows, [])
+        first = [_keys_of_first(plan._native.pieces(r, scheme)) for r in ranks]
         if scheme == "gather":
             keys = plan.rows
             rows = [plan.rows_of_rank(r).numpy() for r in ranks]
             local = np.arange(lengths[rank])
-            shares = [share_of(np.arange(lengths[r]), rows[r], local, rows[rank]) for r in ranks]
+            shares = [share_of(np.arange(lengths[r]), rows[r], local, rows[rank], first[rank], first[r]) for r in ranks]
         else:
             needed = [np.frombuffer(plan._native.needed_keys(r), np.int64) for r in ranks]
-            keys, shares = len(needed[rank]), shares_of_needs(plan, rank, needed)
-        return Layout(lengths, steps, once, keys, [share.to(device) for share in shares])
+            keys, shares = len(needed[rank]), shares_of_needs(plan, rank, needed, first)
+        pairs = max(plan.pairs(r) for r in ranks)
+        return Layout(lengths, steps, once, keys, [share.to(device) for share in shares], pairs)
 
     kept: Layout = plan._keep((scheme, rank, device), made)
     return kept
 
 
-def shares_of_needs(plan: Plan, rank: int, needed: list[Any], in_place: bool = False) -> list[Share]:
+def _keys_of_first(steps: Any) -> slice:
+    """Of the first piece, as they lie in the buffer."""
+    for step in steps:
+        for _, _, begin, end, *_ in step:
+            return slice(begin, end)
+    return slice(0, 0)
+
+
+def shares_of_needs(
+    plan: Plan, rank: int, needed: list[Any], first: list[slice] | None = None, in_place: bool = False
+) -> list[Share]:
     """needed: of each rank the keys that it needs, numbers of the whole's rows in ascending order; they lie one behind the other in its
-    buffer, or in_place, where they lie in the whole."""
+    buffer, or in_place, where they lie in the whole. first: those of each rank's first piece, as they lie there."""
     inverse, own = plan.inverse(), plan.inverse()[needed[rank]]
     ends = np.cumsum([plan.rows_of(r) for r in range(plan.ranks)])
     begins = ends - [plan.rows_of(r) for r in range(plan.ranks)]
@@ -147,7 +169,10 @@ def shares_of_needs(plan: Plan, rank: int, needed: list[Any], in_place: bool = F
         chosen = np.flatnonzero((at >= begins[source]) & (at < ends[source]))
         return at[chosen] - begins[source], needed[to][chosen] if in_place else chosen
 
-    return [share_of(*between(r, rank), *between(rank, r)) for r in range(plan.ranks)]
+    def of(r: int) -> slice | None:
+        return None if first is None else first[r]
+
+    return [share_of(*between(r, rank), *between(rank, r), of(rank), of(r)) for r in range(plan.ranks)]
 
 
 class Sum:
@@ -179,30 +204,31 @@ class Sum:
         return self.o.to(dtype), self.lse
 
 
-def forward_whole(
-    pieces: list[Piece], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where each row is in one piece."""
-    batch, rows, heads, _ = q.shape
-    o = q.new_empty(batch, rows, heads, v.shape[3])
-    lse = torch.empty(batch, heads, rows, device=q.device)
-    for piece in pieces:
-        for where in piece.calls(batch):
-            attention(
-                piece.of_rows(q, where),
-                piece.of_keys(k, where),
-                piece.of_keys(v, where),
-                return_lse=True,
-                out=piece.of_rows(o, where),
-                lse_out=piece.of_lse(lse, where),
-                **piece.options,
-                **options,
-            )
-    return o, lse
+def attend(
+    piece: Piece,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    options: dict[str, Any],
+) -> None:
+    """Writes o and lse of rows that are in no other piece."""
+    for where in piece.calls(q.shape[0]):
+        attention(
+            piece.of_rows(q, where),
+            piece.of_keys(k, where),
+            piece.of_keys(v, where),
+            return_lse=True,
+            out=piece.of_rows(o, where),
+            lse_out=piece.of_lse(lse, where),
+            **piece.options,
+            **options,
+        )
 
 
 class RowGradients(NamedTuple):
-    """What a backward of pieces reads of the rows, and dq, float32, which it adds to."""
+    """What a backward of pieces reads of the rows, and dq: float32, which it adds to, or of 16 bits, which it writes."""
 
     q: torch.Tensor
     o: torch.Tensor
@@ -210,6 +236,16 @@ class RowGradients(NamedTuple):
     d_o: torch.Tensor
     d_lse: torch.Tensor | None
     dq: torch.Tensor
+
+    def of_heads(self, heads: slice) -> RowGradients:
+        return RowGradients(
+            self.q[:, :, heads],
+            self.o[:, :, heads],
+            self.lse[:, heads],
+            self.d_o[:, :, heads],
+            None if self.d_lse is None else self.d_lse[:, heads],
+            self.dq[:, :, heads],
+        )
 
     def add(
         self,

@@ -81,8 +81,8 @@ Operand ProblemBuilder::output(const AttentionProblem& p, const TensorView& view
 
 Operand ProblemBuilder::gradient(const TensorView& view, const char* name, const TensorView& model,
                                  const char* model_name, bool accumulate) const {
-  check_.require(!accumulate || view.dtype == DType::f32, name, " is ", name_of(view.dtype),
-                 ": with accumulate it must be float32");
+  check_.require(!accumulate || view.dtype == DType::f32 || q_.device == Device::cuda, name, " is ",
+                 name_of(view.dtype), ": with accumulate it must be float32 on the CPU");
   check_.require(view.dtype == q_.dtype || view.dtype == DType::f32, name, " is ", name_of(view.dtype), ": it must be ",
                  name_of(q_.dtype), q_.dtype == DType::f32 ? "" : ", q's dtype, or float32");
   check_.tensor(view, name, view.dtype, q_.device, model.rank);
