@@ -268,8 +268,12 @@ def test_explain_knows_pieces(option, words):
         return
     there = heddle.explain(shape, shape, shape, dtype="bfloat16", gpu="h100", **option)
     assert there.chosen.name == ("sm90" if "q_offset" in option else "sm80")
-    reasons = {c.reason for c in there if c.name.startswith("sm") and not c.supported}
+    refused = [c for c in there if c.name.startswith("sm") and not c.supported]
+    reasons = {c.reason for c in refused if not c.name.endswith("_decode")}
     assert reasons - {"it has no o in float32 without q_offset or key_offset"} == {words}
+    keys = (2, 8192, 4, 24)
+    decoding = heddle.explain((2, 1, 4, 24), keys, keys, dtype="bfloat16", gpu="h100", **option)
+    assert decoding.chosen.name == "sm90_decode"
     for name in ("naive_cuda", "baseline_cuda"):
         assert (
             heddle.explain(shape, shape, shape, dtype="bfloat16", gpu="h100", force=name, **option).chosen.name == name
