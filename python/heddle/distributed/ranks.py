@@ -26,6 +26,12 @@ def group_of(name: str) -> dist.ProcessGroup | None:
     return resolve(name) if name else None
 
 
+def all_gather_of_torch() -> Callable[..., Any]:
+    """Into one tensor; by its newer name where there is one, as the older then warns."""
+    found: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    return found
+
+
 class Transfer:
     """Exchanges on their way. Behind wait() what was to come is there and what was sent may be changed: of tensors on a GPU for what is
     put on the current stream from then on. With a timeout it returns when that is so."""
@@ -134,7 +140,7 @@ class Ranks:
         own, limited = parts[self.rank], self.timeout is not None
         whom = ", ".join(f"from rank {r}" for r in self._others())
         try:
-            work = dist.all_gather_into_tensor(parts, own, self.group, async_op=limited)
+            work = all_gather_of_torch()(parts.view(-1), own.view(-1), self.group, async_op=limited)
         except RuntimeError as error:
             raise self.lost(what, whom, error) from error
         if limited:
