@@ -295,7 +295,7 @@ def merge_attention(
       sink: float32 [H], one more logit in each row's denominator. It enters here, once: the parts are made without it.
       out_dtype: float32 ("float32", torch's or numpy's) beside os in 16 bits; None gives their dtype.
       out, lse_out: where to write the results, which are then those that are returned; may be one of os (lses) itself.
-        Beside os in float32 out may be float16 or bfloat16, rounded once. Without gradients.
+        Without gradients.
 
     Returns:
       (out, lse). Parts without any key (lse -inf) count nothing; where all are so, out is 0 and lse -inf (with a sink, lse

@@ -1,9 +1,6 @@
 #include "cuda/common/requirements.h"
 
-#include <algorithm>
-
 #include "core/check.h"
-#include "cuda/common/attention/window.h"
 #include "cuda/common/device.h"
 
 namespace heddle::cuda {
@@ -48,16 +45,6 @@ Refusal refuse_unmappable(const AttentionProblem& p) {
   if (p.k_rows == 0) return "";
   if (Refusal reason = refuse_unmappable("k", p.k); !reason.empty()) return reason;
   return refuse_unmappable("v", p.v);
-}
-
-Refusal refuse_piece_of_few_rows(const AttentionProblem& p) {
-  if (!p.piece()) return "";
-  if (p.alibi || p.bias || p.mask) return "it has no ALiBi, bias and mask beside q_offset and key_offset";
-  constexpr std::int64_t kMost = kOpen / 4;
-  if (std::max({p.Sq * p.q_step, p.Sk * p.key_step, p.q_step, p.key_step, p.window_left, p.window_right}) > kMost) {
-    return text("sequences and windows must be no longer than ", kMost, " positions beside q_offset and key_offset");
-  }
-  return "";
 }
 
 }  // namespace heddle::cuda

@@ -14,7 +14,5 @@ bool has_rows_of_16_bytes(const Operand& x);
 // q, k, v and o must have such rows, and no negative strides: tensor maps take no others.
 Refusal refuse_unmappable(const AttentionProblem& p);
 Refusal refuse_unmappable(const char* name, const Operand& x);
-// What kernels with a RowBand (cuda/common/attention/row_band.h) do not serve of a piece.
-Refusal refuse_piece_of_few_rows(const AttentionProblem& p);
 
 }  // namespace heddle::cuda

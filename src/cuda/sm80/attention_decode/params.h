@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "cuda/common/attention/row_band.h"
+#include "cuda/any/row_band.h"
 #include "cuda/common/divisor.h"
 #include "problem/attention.h"
 

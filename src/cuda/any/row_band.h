@@ -35,4 +35,7 @@ struct RowBand {
 // `off` of a sequence as RowBand takes it: farther apart no pair changes sides.
 constexpr int row_band_off(const Sequence& s) { return static_cast<int>(clamped(s.off, -kOpen / 2, kOpen / 2)); }
 
+// What kernels with a RowBand do not serve of a piece.
+Refusal refuse_piece_of_few_rows(const AttentionProblem& p);
+
 }  // namespace heddle::cuda
