@@ -200,6 +200,18 @@ def test_narrow_parts_merge_into_either_dtype():
     assert torch.equal(alone, os[0]) and torch.equal(lse, lses[0])
 
 
+def test_float32_parts_are_rounded_once():
+    os, lses, sink = parts()
+    wide, lse = heddle.merge_attention(os, lses, sink)
+    for dtype in (torch.float16, torch.bfloat16):
+        out = torch.empty_like(wide, dtype=dtype)
+        found, found_lse = heddle.merge_attention(os, lses, sink, out=out)
+        assert found is out and torch.equal(out, wide.to(dtype)) and torch.equal(found_lse, lse)
+    half = np.empty(wide.shape, np.float16)
+    heddle.merge_attention([x.numpy() for x in os], [x.numpy() for x in lses], sink.numpy(), out=half)
+    assert np.array_equal(half, wide.half().numpy())
+
+
 def refused(kind, call, words):
     with pytest.raises(kind, match=re.escape(words)):
         call()
