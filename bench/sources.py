@@ -33,11 +33,11 @@ ATTENTION = {
     ("sm90", False): ("src/cuda/sm90/attention_fwd", "src/cuda/sm90/attention"),
     ("sm90", True): ("src/cuda/sm90/attention_bwd", "src/cuda/sm90/attention", *BACKWARD),
     ("sm90_fp8", False): ("src/cuda/sm90/attention_fwd_fp8", "src/cuda/sm90/attention"),
-    ("sm90_decode", False): ("src/cuda/sm90/attention_decode",),
+    ("sm90_decode", False): ("src/cuda/sm90/attention_decode", "src/cuda/any/row_band.*"),
     ("sm80", False): ("src/cuda/sm80/attention_fwd", "src/cuda/any/bounded_piece.h", *SM80),
     ("sm80", True): ("src/cuda/sm80/attention_bwd", "src/cuda/any/bounded_piece.h", *SM80, *BACKWARD),
     ("sm80_int8", False): ("src/cuda/sm80/attention_fwd", "src/cuda/any/bounded_piece.h", *SM80),
-    ("sm80_decode", False): ("src/cuda/sm80/attention_decode",),
+    ("sm80_decode", False): ("src/cuda/sm80/attention_decode", "src/cuda/any/row_band.*"),
     ("baseline_cuda", False): ("src/cuda/any/attention_baseline", *PLAIN),
     ("naive_cuda", False): ("src/cuda/any/naive_attention", *PLAIN),
 }

@@ -33,9 +33,9 @@ struct MergeOptions {
   std::string force = {};  // a candidate's name
 };
 
-// Writes o, f32 or of the partials' dtype, and, if given, lse. o (lse) may be the o (lse) of one of the partials
-// itself, where o has their dtype; else outputs share no memory with what is read. Throws Error on a bad argument
-// before anything is written.
+// Writes o, f32 or of the partials' dtype, or beside partials in f32 also f16 or bf16, and, if given, lse. o (lse) may
+// be the o (lse) of one of the partials itself, where o has their dtype; else outputs share no memory with what is
+// read. Throws Error on a bad argument before anything is written.
 //
 // Sums are taken in the order of the partials, and the sink comes last: what is added are e_p = exp(lse_p - m), m the
 // largest of lse_p and sink, the denominator in f64, o in f32, which is divided by the denominator at the end. So one

@@ -154,10 +154,7 @@ void RankDecode::forward(const TensorView& q, const TensorView& k_cache, const T
   }
   s.communicator.all_gather(std::as_bytes(std::span<const float>(own)), parts, "partial results gathered");
 
-  const bool rounded = o.dtype != DType::f32;
-  const TensorView merged = rounded ? message.o(own.data()) : o;  // own was copied into all
-  merge_attention(partials, merged, lse, {.sink = options.sink}, runtime);
-  if (rounded) host_memory().copy_rows(merged, o, message.rows);
+  merge_attention(partials, o, lse, {.sink = options.sink}, runtime);
 }
 
 }  // namespace heddle::distributed

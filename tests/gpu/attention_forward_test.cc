@@ -72,6 +72,63 @@ TEST(GpuForwardOutputs, OInFloat16BesideE4m3) {
   }
 }
 
+// Of a decode kernel an o in float32 is what it rounds to 16 bits.
+TEST(GpuForwardOutputs, OInFloat32OfDecoding) {
+  std::map<std::string, int> compared;
+  for (const AttentionCase& spec : attention_cases()) {
+    if (spec.purpose != Purpose::decode || spec.dtype == DType::f32) continue;
+    DeviceCase at(spec);
+    for (const std::string& candidate : at.runner.candidates(Pass::forward)) {
+      if (!candidate.ends_with("_decode")) continue;
+      SCOPED_TRACE(spec.name + ", " + candidate);
+      at.call.options.force = candidate;
+      at.poison();
+      at.call.run();
+      const ForwardOutputs rounded = at.read();
+      const TensorView& shape = rounded.o.view();
+      HostTensor wide = HostTensor::output(DType::f32, {shape.shape.begin(), shape.shape.begin() + shape.rank});
+      const DeviceTensor there(wide);
+      DeviceCall call = at.call;
+      call.o = there.view();
+      call.options.float32_out = true;
+      at.poison();
+      call.run();
+      there.read(wide);
+      EXPECT_TRUE(at.read().lse.same_bits(rounded.lse));
+      HostTensor o = rounded.o;
+      for (std::int64_t n = 0; n < o.elements(); ++n) o.set(n, wide.get(n));
+      EXPECT_TRUE(o.same_bits(rounded.o));
+      ++compared[candidate];
+    }
+  }
+  EXPECT_GT(compared["sm80_decode"], 50);
+  EXPECT_TRUE(current_gpu().major != 9 || compared["sm90_decode"] > 50) << compared["sm90_decode"];
+}
+
+// A rank may have none at all.
+TEST(GpuForwardOutputs, DecodingWithoutPages) {
+  int calls = 0;
+  for (const AttentionCase& spec : attention_cases()) {
+    if (spec.page_size == 0 || !spec.float32_out || spec.Sq > 16) continue;
+    DeviceCase at(spec);
+    for (const std::string& candidate : at.runner.candidates(Pass::forward)) {
+      SCOPED_TRACE(spec.name + ", " + candidate);
+      DeviceCall call = at.call;
+      for (TensorView* x : {&call.k, &call.v}) x->data = nullptr, x->shape[0] = 0;
+      call.options.force = candidate;
+      call.options.page_table.shape[1] = 0;
+      call.options.k_scale = call.options.v_scale = {};
+      at.poison();
+      call.run();
+      const ForwardOutputs found = at.read();
+      for (const double x : found.o.values()) ASSERT_EQ(x, 0);
+      for (const double x : found.lse.values()) ASSERT_EQ(x, -std::numeric_limits<double>::infinity());
+      ++calls;
+    }
+  }
+  EXPECT_GT(calls, 0);
+}
+
 // Values times their scales may be more than float16 holds where their means are not.
 TEST(GpuForwardOutputs, LargeScalesBesideOInFloat16) {
   DeviceCase at(attention_case("feature_e4m3_scaled_one_e4m3"));
@@ -112,9 +169,12 @@ TEST(GpuCoverage, UnservedRowsAreListed) {
   for (const AttentionCase& spec : attention_cases()) {
     const CaseRunner runner(spec, 1, Device::cuda);
     std::vector<std::string> tuned = runner.candidates(Pass::forward);
+    const bool few_rows = spec.Sq <= 16;  // what decode kernels take
     if (spec.stepped()) {
       const bool e4m3 = spec.dtype == DType::f8e4m3 || spec.f8_cache;
       stepped_on_hopper += std::erase(tuned, "sm90");
+      EXPECT_EQ(std::erase(tuned, "sm80_decode"), few_rows && spec.dtype != DType::f32 ? 1u : 0u) << spec.name;
+      std::erase(tuned, "sm90_decode");
       EXPECT_EQ(tuned, e4m3 ? std::vector<std::string>{} : std::vector<std::string>{"sm80"}) << spec.name;
       continue;
     }
@@ -123,7 +183,7 @@ TEST(GpuCoverage, UnservedRowsAreListed) {
     }
     if (spec.partial()) {
       const bool e4m3 = spec.dtype == DType::f8e4m3 || spec.f8_cache, dropped = spec.piece() && spec.dropout > 0;
-      EXPECT_EQ(tuned.empty(), e4m3 || dropped) << spec.name;
+      EXPECT_EQ(tuned.empty(), (e4m3 && !few_rows) || dropped) << spec.name;
       continue;
     }
     if (!tuned.empty()) continue;

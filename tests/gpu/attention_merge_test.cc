@@ -109,7 +109,7 @@ TEST_P(GpuMergeAttention, MatchesReference) {
   const reference::Merged exact = reference::merge_attention(parts.problem());
   double size = 0;
   for (double x : exact.o) size = std::max(size, std::abs(x));
-  for (const DType dtype : {DType::f32, parts.s.dtype}) {
+  for (const DType dtype : merged_dtypes(parts.s)) {
     const Result found = merged(parts, there, dtype);
     expect_near(found.o, exact.o, 2 * static_cast<double>(parts.s.partials) + 3, 4 * size);
     expect_near(found.lse, exact.lse, 1, 1);
@@ -120,6 +120,7 @@ TEST_P(GpuMergeAttention, MatchesReference) {
     merge_there(there.partials, to.view(), {}, there.sink.view());
     to.read(alone);
     EXPECT_TRUE(alone.same_bits(found.o));
+    EXPECT_TRUE(is_rounded(found.o, merged(parts, there, DType::f32).o));
   }
 }
 

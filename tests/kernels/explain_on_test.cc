@@ -34,6 +34,8 @@ std::vector<std::string> answers_here() {
   return out;
 }
 
+bool is_decode(const Candidate& candidate) { return candidate.name.ends_with("_decode"); }
+
 std::string refusal(const std::function<void()>& call) {
   try {
     call();
@@ -302,7 +304,7 @@ TEST_F(ExplainOn, NothingCanBeStarted) {
 }
 
 // Positions of its own, and an o in float32, have on GPUs sm80 and sm90, whose forward has the latter beside the former
-// alone, and what runs when it is asked for; the others say so.
+// alone, of few rows decode kernels, and what runs when it is asked for; the others say so.
 TEST_F(ExplainOn, PiecesAreServedByFewKernels) {
   for (const Pass pass : {Pass::forward, Pass::backward}) {
     Call piece, wide;
@@ -315,7 +317,7 @@ TEST_F(ExplainOn, PiecesAreServedByFewKernels) {
       for (const Candidate& candidate : pass == Pass::forward
                                             ? explain_attention_on(gpu, c.q(), c.k(), c.k(), c.options)
                                             : explain_attention_backward_on(gpu, c.q(), c.k(), c.k(), {}, c.options)) {
-        if (candidate.device != Device::cuda) continue;
+        if (candidate.device != Device::cuda || is_decode(candidate)) continue;
         const bool plain = candidate.name == "naive_cuda" || candidate.name == "baseline_cuda";
         const bool of_hopper = candidate.name == "sm90", wide_forward = pass == Pass::forward && c.options.float32_out;
         const bool serves = candidate.name == "sm80" || (of_hopper && !wide_forward);
@@ -343,7 +345,7 @@ TEST_F(ExplainOn, StepsAreServedByFewKernels) {
     for (const Candidate& candidate : pass == Pass::forward
                                           ? explain_attention_on(gpu, c.q(), c.k(), c.k(), c.options)
                                           : explain_attention_backward_on(gpu, c.q(), c.k(), c.k(), {}, c.options)) {
-      if (candidate.device != Device::cuda) continue;
+      if (candidate.device != Device::cuda || is_decode(candidate)) continue;
       const std::string chosen = pass == Pass::forward ? "sm90" : "sm80";
       const bool serves = candidate.name == "sm80" || candidate.name == chosen;
       EXPECT_EQ(candidate.supported, serves) << candidate.name;
@@ -355,6 +357,44 @@ TEST_F(ExplainOn, StepsAreServedByFewKernels) {
     }
   }
   EXPECT_GT(asked, 0);
+}
+
+TEST_F(ExplainOn, OfFewRowsTheyAreForDecodeKernels) {
+  const auto with = [](auto change) {
+    Call c{.Sq = 1, .Sk = 8192};
+    change(c.options);
+    return c;
+  };
+  const Call wide = with([](auto& o) { o.float32_out = true; });
+  const Call piece = with([](auto& o) {
+    o.q_offset = o.key_offset = view(DType::i32, {2});
+    o.causal = Causal::top_left;
+  });
+  const Call stepped = with([](auto& o) {
+    o.key_offset = view(DType::i32, {2});
+    o.key_step = 8, o.window_left = 100, o.float32_out = true;
+  });
+  for (const Call& c : {wide, piece, stepped}) {
+    EXPECT_EQ(chosen_on("h100", c), "sm90_decode");
+    EXPECT_EQ(chosen_on("a100", c), "sm80_decode");
+  }
+  const Call sloped = with([](auto& o) {
+    o.q_offset = view(DType::i32, {2});
+    o.alibi_slopes = view(DType::f32, {8});
+  });
+  EXPECT_EQ(chosen_on("h100", sloped), "sm80");
+  const Call far = with([](auto& o) {
+    o.q_offset = view(DType::i32, {2});
+    o.window_left = (1 << 28) + 1;
+  });
+  for (const char* name : {"sm90_decode", "sm80_decode"}) {
+    const auto said = [&](const Call& c) {
+      return reason_of(explain_attention_on(gpu_model_named("h100"), c.q(), c.k(), c.k(), c.options), name);
+    };
+    EXPECT_EQ(said(sloped), "it has no ALiBi, bias and mask beside q_offset and key_offset");
+    EXPECT_EQ(said(far),
+              "sequences and windows must be no longer than 268435456 positions beside q_offset and key_offset");
+  }
 }
 
 TEST_F(ExplainOn, PiecesWithDropoutOrFarWindowsAreNot) {

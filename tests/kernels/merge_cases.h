@@ -36,6 +36,13 @@ inline void expect_near(const HostTensor& found, const std::vector<double>& exac
   EXPECT_EQ(found.damage(), "");
 }
 
+// Whether an o is the one in f32 rounded once.
+inline bool is_rounded(const HostTensor& o, const HostTensor& wide) {
+  HostTensor rounded = o;
+  for (std::int64_t n = 0; n < wide.elements(); ++n) rounded.set(n, wide.get(n));
+  return rounded.same_bits(o);
+}
+
 inline double largest(const HostTensor& x) {
   double out = 0;
   for (double value : x.values()) out = std::isfinite(value) ? std::max(out, std::abs(value)) : out;

@@ -76,7 +76,8 @@ INSTANTIATE_TEST_SUITE_P(
                  "partials[0].lse is float16: it must be float32"},
         BadMerge{"lse_out_shape", [](MergeCall& c) { c.lse.shape[0] = 1; },
                  "lse is [1, 2, 3]: it must be [B, H, Sq] of partials[0].o, [2, 3, 2, 4]"},
-        BadMerge{"o_dtype", [](MergeCall& c) { c.o.dtype = DType::bf16; }, "o is bfloat16: it must be float32"},
+        BadMerge{"o_dtype", [](MergeCall& c) { c.o.dtype = DType::i32; },
+                 "o is int32: it must be float32, float16 or bfloat16"},
         BadMerge{"o_dtype_beside_f16",
                  [](MergeCall& c) {
                    c.partials[0].o.dtype = c.partials[1].o.dtype = DType::f16;

@@ -22,13 +22,16 @@ class MergeAttention : public ::testing::TestWithParam<MergeCase> {};
 TEST_P(MergeAttention, MatchesReference) {
   const MergeData parts(GetParam());
   on_each_target([&] {
-    for (const DType dtype : {DType::f32, parts.s.dtype}) {
+    for (const DType dtype : merged_dtypes(parts.s)) {
       const CaseResult found = check_merge(parts, "cpu", dtype);
       EXPECT_TRUE(found.passed) << found.message();
-      const HostTensor o = parts.rows(dtype), lse = parts.per_row(), alone = parts.rows(dtype);
+      const HostTensor o = parts.rows(dtype), lse = parts.per_row(), alone = parts.rows(dtype),
+                       wide = parts.rows(DType::f32);
       merge_attention(parts.partials, o.view(), lse.view(), {.sink = parts.sink.view()});
       merge_attention(parts.partials, alone.view(), {}, {.sink = parts.sink.view()});
       EXPECT_TRUE(alone.same_bits(o));
+      merge_attention(parts.partials, wide.view(), {}, {.sink = parts.sink.view()});
+      EXPECT_TRUE(is_rounded(o, wide));
     }
   });
 }

@@ -1,3 +1,5 @@
+#include <array>
+
 #include "core/check.h"
 #include "kit/case_rows.h"
 
@@ -79,6 +81,43 @@ void add_partial(Rows& rows) {
     c.B = 3, c.Sq = 200, c.Sk = 260, c.D = 128, c.Dv = 72;
   });
   float32("float32_out_e4m3", [](auto& c) { c.dtype = DType::f8e4m3, c.scaling = Scaling::one; });
+
+  // Decoding over a part of the keys: of a row by one block of threads or by many, in clusters or not, by warps or
+  // warpgroups, and the third sequence without any key.
+  const auto decode = [&](const char* name, std::array<std::int64_t, 6> sizes, auto change) {
+    float32(text("float32_out_decode_", name).c_str(), [&](auto& c) {
+      c.B = sizes[0], c.H = sizes[1], c.Hkv = sizes[2], c.Sq = sizes[3], c.Sk = sizes[4], c.D = c.Dv = sizes[5];
+      c.forward_only = true;
+      change(c);
+    });
+  };
+  decode("split", {1, 8, 1, 1, 4000, 128}, [](auto&) {});
+  decode("short", {80, 8, 8, 1, 50, 64}, [](auto& c) { c.seqused_k = true; });
+  decode("uneven", {4, 8, 2, 2, 3000, 128}, [](auto& c) { c.seqused_k = true, c.causal = Causal::bottom_right; });
+  decode("pages", {3, 32, 8, 1, 700, 128}, [](auto& c) { c.seqused_k = true, c.page_size = 16; });
+  decode("rows", {3, 8, 2, 16, 500, 128}, [](auto& c) { c.seqused_k = true, c.causal = Causal::bottom_right; });
+  decode("rows_d256", {2, 16, 1, 16, 200, 256}, [](auto& c) { c.sink = true; });
+  decode("padded", {2, 4, 2, 2, 150, 64}, [](auto& c) { c.layout_o = Layout::padded_rows, c.softcap = 9.0f; });
+  decode("f8_cache", {3, 8, 2, 1, 900, 128},
+         [](auto& c) { c.f8_cache = c.seqused_k = true, c.scaling = Scaling::heads; });
+  decode("f8_cache_pages", {3, 4, 1, 4, 200, 64},
+         [](auto& c) { c.f8_cache = c.seqused_k = true, c.page_size = 48, c.scaling = Scaling::rows; });
+  // Keys begin and end within the part; ranks that have a sequence's keys in turn.
+  decode("piece", {3, 8, 2, 1, 700, 128},
+         [](auto& c) { c.q_offset = c.key_offset = c.seqused_k = true, c.window_left = 15, c.window_right = 500; });
+  decode("piece_rows", {3, 8, 2, 16, 900, 128}, [](auto& c) {
+    c.q_offset = c.key_offset = c.seqused_k = c.poison_keys = true, c.window_left = 8, c.window_right = 700;
+  });
+  decode("piece_f8_cache_pages", {3, 8, 2, 3, 640, 128}, [](auto& c) {
+    c.q_offset = c.key_offset = c.f8_cache = c.seqused_k = true, c.page_size = 16, c.causal = Causal::top_left;
+  });
+  decode("steps", {3, 8, 2, 3, 700, 64}, [](auto& c) {
+    c.q_offset = c.key_offset = c.seqused_k = true, c.key_step = 3, c.window_left = 12, c.window_right = 900;
+  });
+  decode("steps_f8_cache_pages", {3, 8, 2, 2, 320, 128}, [](auto& c) {
+    c.q_offset = c.key_offset = c.f8_cache = c.seqused_k = true, c.page_size = 16, c.key_step = 2;
+    c.causal = Causal::top_left, c.scaling = Scaling::heads;
+  });
 }
 
 }  // namespace heddle::kit

@@ -132,6 +132,11 @@ MergeBackwardProblem MergeData::backward_problem(const std::vector<Partial>& gra
                                         d_lse.view(), gradients, {});
 }
 
+std::vector<DType> merged_dtypes(const MergeCase& spec) {
+  if (spec.dtype == DType::f32) return {DType::f32, DType::f16, DType::bf16};
+  return {DType::f32, spec.dtype};
+}
+
 CaseResult check_merge(const MergeData& data, const std::string& candidate, DType o_dtype) {
   CaseResult result{text("merge_", data.s.name), candidate, Pass::forward, true};
   const reference::Merged exact = reference::merge_attention(data.problem());

@@ -49,7 +49,9 @@ class MergeData {
   HostTensor tensor(DType dtype, std::vector<std::int64_t> shape, bool output) const;
 };
 
-// What one candidate writes, judged. o_dtype: of o, f32 or the partials'.
+// The dtypes that o may have.
+std::vector<DType> merged_dtypes(const MergeCase& spec);
+// What one candidate writes, judged.
 CaseResult check_merge(const MergeData& data, const std::string& candidate, DType o_dtype);
 CaseResult check_merge_backward(const MergeData& data, const std::string& candidate);
 // Those of the case but the reference.

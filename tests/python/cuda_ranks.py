@@ -176,11 +176,14 @@ def check_split_weights(rank, ranks):
 
 def worlds():
     of_cases = {case.name: (distributed_ranks.check_case, (case,)) for case in cases()}
-    of_decode = {
-        f"decode {case.name}": (decode_ranks.check_case, (case,)) for case in decode_ranks.cases() if not case.fp8
-    }
+    of_decode = {f"decode {case.name}": (decode_ranks.check_case, (case,)) for case in decode_ranks.cases()}
     wide = dict(heads=(32, 8), sizes=(128, 128), dtype=torch.bfloat16, lengths=(1700, 3, 900))
     of_decode["decode wide"] = (decode_ranks.check_case, (dataclasses.replace(decode_ranks.cases()[0], **wide),))
+    wide |= dict(lengths=(1700, 5, 900), fp8=True, paged=True, in_turn=True, rows=4, causal="top_left")
+    of_decode["decode wide in 8 bits"] = (
+        decode_ranks.check_case,
+        (dataclasses.replace(decode_ranks.cases()[0], **wide),),
+    )
     functions = [check_without_waiting, check_refused_gradients, check_split_weights]
     if torch.cuda.device_count() > 1:
         functions += [check_in_a_graph, check_decode_in_a_graph, check_what_is_not_captured]

@@ -15,6 +15,7 @@ import heddle.distributed as hd
 import torch
 import torch.distributed as dist
 from distributed_ranks import DEVICE, SECONDS
+from heddle.distributed.ranks import Ranks, all_gather_of_torch
 
 
 @dataclass
@@ -151,9 +152,13 @@ def check_case(case, rank, ranks):
         return hd.decode(q, k_cache, v_cache, causal=case.causal, timeout=SECONDS, **told, **offsets, **options)
 
     first = run()
-    with mock.patch.object(dist, "batch_isend_irecv", wraps=dist.batch_isend_irecv) as exchange:
+    gather = all_gather_of_torch()
+    with (
+        mock.patch.object(dist, "batch_isend_irecv", wraps=dist.batch_isend_irecv) as sent,
+        mock.patch.object(dist, gather.__name__, wraps=gather) as gathered,
+    ):
         second = run()
-    assert exchange.call_count == (1 if ranks > 1 else 0), exchange.call_count
+    assert sent.call_count + gathered.call_count == (1 if ranks > 1 else 0), (sent.call_count, gathered.call_count)
     for name, found, again, exactly, single in zip(("out", "lse"), first, second, right, one):
         assert found.dtype == single.dtype and found.shape == single.shape, name
         assert torch.equal(found, again), f"{name}: two runs differ"
@@ -194,6 +199,23 @@ def check_steps(rank, ranks):
         assert torch.allclose(out, one, atol=1e-6), (out - one).abs().max()
 
 
+def check_collective(rank, ranks):
+    """What NCCL is asked for, of gloo: the bits are those of messages from rank to rank."""
+    torch.manual_seed(8)
+    q = torch.randn(2, 1, 4, 8)
+    torch.manual_seed(9 + rank)
+    cache = torch.randn(2, 2, 5, 2, 8)
+    held = torch.tensor([5, rank], dtype=torch.int32)
+
+    def run(**options):
+        return torch.cat([x.flatten() for x in hd.decode(q, *cache, held, return_lse=True, **options)])
+
+    right = run()
+    with mock.patch.object(Ranks, "_backend", lambda ranks, device: "nccl"):
+        assert torch.equal(run(), right)
+        assert torch.equal(run(timeout=SECONDS), right)
+
+
 def check_disagreement(rank, ranks):
     q, cache = torch.zeros(1, 1, 2, 8), torch.zeros(1, 3, 2, 8)
     try:
@@ -229,6 +251,7 @@ def worlds():
     of_cases = {case.name: (check_case, (case,)) for case in cases()} | {"steps": (check_steps, ())}
     out = {str(ranks): (ranks, dict(of_cases)) for ranks in (1, 2, 3, 4)}
     out["2"][1]["disagreement"] = (check_disagreement, ())
+    out["3"][1]["collective"] = (check_collective, ())
     out["dead"], out["slow"] = ((3, {"lost": (check_lost, (slow,))}) for slow in (False, True))
     out["page"] = (2, {"page": (distributed_ranks.check_page, ("## Decoding over a spread cache",))})
     return out

@@ -50,6 +50,16 @@ def test_merge_and_its_gradients_are_the_formula(count, dtype, shape):
                 assert_near(x, y.double(), 64 * (found[1].numel() if x.dim() == 1 else 1))
 
 
+def test_float32_parts_are_rounded_once():
+    for shape in SHAPES.values():
+        os, lses, sink = parts(torch.float32, False, 3, "cuda", shape)
+        wide, lse = heddle.merge_attention(os, lses, sink)
+        for dtype in (torch.float16, torch.bfloat16):
+            out = torch.empty_like(wide, dtype=dtype)
+            found = heddle.merge_attention(os, lses, sink, out=out)
+            assert found[0] is out and torch.equal(out, wide.to(dtype)) and torch.equal(found[1], lse)
+
+
 def test_as_on_the_cpu():
     for name, shape in SHAPES.items():
         os, lses, sink = parts(count=4, rows=shape)

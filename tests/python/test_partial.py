@@ -200,6 +200,18 @@ def test_narrow_parts_merge_into_either_dtype():
     assert torch.equal(alone, os[0]) and torch.equal(lse, lses[0])
 
 
+def test_float32_parts_are_rounded_once():
+    os, lses, sink = parts()
+    wide, lse = heddle.merge_attention(os, lses, sink)
+    for dtype in (torch.float16, torch.bfloat16):
+        out = torch.empty_like(wide, dtype=dtype)
+        found, found_lse = heddle.merge_attention(os, lses, sink, out=out)
+        assert found is out and torch.equal(out, wide.to(dtype)) and torch.equal(found_lse, lse)
+    half = np.empty(wide.shape, np.float16)
+    heddle.merge_attention([x.numpy() for x in os], [x.numpy() for x in lses], sink.numpy(), out=half)
+    assert np.array_equal(half, wide.half().numpy())
+
+
 def refused(kind, call, words):
     with pytest.raises(kind, match=re.escape(words)):
         call()
@@ -268,8 +280,12 @@ def test_explain_knows_pieces(option, words):
         return
     there = heddle.explain(shape, shape, shape, dtype="bfloat16", gpu="h100", **option)
     assert there.chosen.name == ("sm90" if "q_offset" in option else "sm80")
-    reasons = {c.reason for c in there if c.name.startswith("sm") and not c.supported}
+    refused = [c for c in there if c.name.startswith("sm") and not c.supported]
+    reasons = {c.reason for c in refused if not c.name.endswith("_decode")}
     assert reasons - {"it has no o in float32 without q_offset or key_offset"} == {words}
+    keys = (2, 8192, 4, 24)
+    decoding = heddle.explain((2, 1, 4, 24), keys, keys, dtype="bfloat16", gpu="h100", **option)
+    assert decoding.chosen.name == "sm90_decode"
     for name in ("naive_cuda", "baseline_cuda"):
         assert (
             heddle.explain(shape, shape, shape, dtype="bfloat16", gpu="h100", force=name, **option).chosen.name == name

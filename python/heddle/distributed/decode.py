@@ -99,7 +99,7 @@ def decode(
     Args:
       q: [B, Sq, H, D], float32, float16 or bfloat16, the same on every rank.
       k_cache, v_cache: this rank's keys and values, [Bc, Smax, Hkv, D], [Bc, Smax, Hkv, Dv], or pages [pages, page_size, Hkv, D or Dv]
-        with page_table; of q's dtype, or torch.float8_e4m3fn beside 16-bit q, on the CPU. Smax, and the number of pages, may be 0 and differ
+        with page_table; of q's dtype, or torch.float8_e4m3fn beside 16-bit q (on GPUs not with alibi_slopes). Smax, and the number of pages, may be 0 and differ
         between ranks.
       seqused_k: int32 [B], how many keys of each sequence this rank holds; 0 is allowed. None: all slots of an unpaged cache are keys.
       page_table, cache_batch_idx, k_scale, v_scale: of this rank's cache, as of ``heddle.attention``.
@@ -203,14 +203,16 @@ def decoded(
         _SHOWN,
         q.device,
     )
-    behind = batch * rows * heads * v_cache.shape[3]
+    behind, count = batch * rows * heads * v_cache.shape[3], batch * rows * heads
 
     def parts_of(message: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """o [B, Sq, H, Dv] and lse [B, H, Sq], as they lie in a message."""
-        return message[:behind].view(batch, rows, heads, v_cache.shape[3]), message[behind:].view(batch, heads, rows)
+        o, lse = message[:behind], message[behind : behind + count]
+        return o.view(batch, rows, heads, v_cache.shape[3]), lse.view(batch, heads, rows)
 
-    own = torch.empty(behind + batch * rows * heads, device=q.device)
-    o, lse = parts_of(own)
+    # The kernels of decoding write rows of 16 bytes.
+    messages = torch.empty(ranks.size, (behind + count + 3) // 4 * 4, device=q.device)
+    o, lse = parts_of(messages[ranks.rank])
     attention(
         q,
         k_cache,
@@ -233,10 +235,9 @@ def decoded(
         out=o,
         lse_out=lse,
     )
-    messages = ranks.all_gather(own, [own.numel()] * ranks.size, "partial results gathered")
-    of_ranks = [parts_of(message) for message in messages]
-    out, total = merge_attention([o for o, _ in of_ranks], [lse for _, lse in of_ranks], sink)
-    return out.to(q.dtype), total
+    ranks.fill(messages, "partial results gathered")
+    os, lses = zip(*map(parts_of, messages))
+    return merge_attention(os, lses, sink, out=torch.empty(o.shape, dtype=q.dtype, device=q.device))
 
 
 #: A word that no other operation's comparison of ranks has.

@@ -199,9 +199,10 @@ class Sum:
 
     def finished(self, dtype: torch.dtype, sink: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """The sink enters here, once."""
-        if sink is not None and self.o.numel() > 0:
-            merge_attention((self.o,), (self.lse,), sink, out=self.o, lse_out=self.lse)
-        return self.o.to(dtype), self.lse
+        if sink is None or self.o.numel() == 0:
+            return self.o.to(dtype), self.lse
+        o = self.o if dtype == torch.float32 else torch.empty_like(self.o, dtype=dtype)
+        return merge_attention((self.o,), (self.lse,), sink, out=o, lse_out=self.lse)
 
 
 def attend(

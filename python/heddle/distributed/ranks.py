@@ -26,6 +26,12 @@ def group_of(name: str) -> dist.ProcessGroup | None:
     return resolve(name) if name else None
 
 
+def all_gather_of_torch() -> Callable[..., Any]:
+    """Into one tensor; by its newer name where there is one, as the older then warns."""
+    found: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    return found
+
+
 class Transfer:
     """Exchanges on their way. Behind wait() what was to come is there and what was sent may be changed: of tensors on a GPU for what is
     put on the current stream from then on. With a timeout it returns when that is so."""
@@ -109,11 +115,7 @@ class Ranks:
                     whom.append(f"{word} rank {self._members[peer]}")
         if not ops:
             return Transfer(self, (), what, None)
-        if self.timeout is not None and ops[0].tensor.is_cuda and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(
-                f"[{self.operation}] {what}: the stream is captured and timeout is {self.timeout.total_seconds():g}: the host would wait for "
-                "what does not run yet"
-            )
+        self._refuse_captured(ops[0].tensor, what)
         try:
             works = dist.batch_isend_irecv(ops)
         except RuntimeError as error:
@@ -127,6 +129,22 @@ class Ranks:
         parts = [part if r == self.rank else part.new_empty(length) for r, length in enumerate(lengths)]
         self.start([(part, r, parts[r], r) for r in self._others()], what).wait()
         return parts
+
+    def fill(self, parts: torch.Tensor, what: str) -> None:
+        """Every rank's part at its place in parts [size, ...], contiguous, where this one's lies already. Of the whole group. Over NCCL it
+        is one collective, of the current stream's if nothing asks for a time limit."""
+        if self._backend(parts.device) != "nccl" or parts.numel() == 0:
+            self.start([(parts[self.rank], r, parts[r], r) for r in self._others()], what).wait()
+            return
+        self._refuse_captured(parts, what)
+        own, limited = parts[self.rank], self.timeout is not None
+        whom = ", ".join(f"from rank {r}" for r in self._others())
+        try:
+            work = all_gather_of_torch()(parts.view(-1), own.view(-1), self.group, async_op=limited)
+        except RuntimeError as error:
+            raise self.lost(what, whom, error) from error
+        if limited:
+            Transfer(self, ((work, whom),), what, ((own, self.rank, parts, self.rank),)).wait()
 
     def all_to_all(self, parts: Sequence[torch.Tensor], lengths: Sequence[int], what: str) -> list[torch.Tensor]:
         """What every rank has for this one, of one dtype and one dimension, of these lengths. parts: what this one has for each."""
@@ -156,10 +174,7 @@ class Ranks:
         """Raises unless the group carries tensors of the device. Of a GPU's gloo has some collectives, and no sends."""
         if self.group is None or self.size == 1:
             return
-        try:
-            backend = self.group._get_backend(device).name()
-        except RuntimeError:
-            backend = "none"
+        backend = self._backend(device)
         if backend == "none" or (backend == "gloo" and device.type == "cuda"):
             raise ValueError(
                 f"[{self.operation}] tensors are on {device}, which the group does not carry (its backend for them: {backend}): the CPU needs "
@@ -198,6 +213,21 @@ class Ranks:
         within = "" if self.timeout is None else f", within {self.timeout.total_seconds():g} s"
         rank = self._members[self.rank]
         return RuntimeError(f"[{self.operation}] {what}: rank {rank} {whom}{within}{self._of_plan}: {error}")
+
+    def _refuse_captured(self, x: torch.Tensor, what: str) -> None:
+        if self.timeout is not None and x.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                f"[{self.operation}] {what}: the stream is captured and timeout is {self.timeout.total_seconds():g}: the host would wait for "
+                "what does not run yet"
+            )
+
+    def _backend(self, device: torch.device) -> str:
+        if self.group is None or self.size == 1:
+            return "none"
+        try:
+            return str(self.group._get_backend(device).name())
+        except RuntimeError:
+            return "none"
 
     def _others(self) -> list[int]:
         """Nearest first, so that not all ranks send to the same one at once."""

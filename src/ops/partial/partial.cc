@@ -60,6 +60,13 @@ class MergeChecks {
     p.partials = partials_;
   }
 
+  // What a merge writes, [B, Sq, H, Dv]: of partials in f32 any of their dtypes.
+  void merged_result(const TensorView& view, const char* name) const {
+    if (first().dtype != DType::f32) return wide_result(view, name);
+    check_.require(is_float(view.dtype), name, " is ", name_of(view.dtype),
+                   ": it must be float32, float16 or bfloat16");
+    result(view, name, view.dtype);
+  }
   // f32 or of the partials' dtype, [B, Sq, H, Dv].
   void wide_result(const TensorView& view, const char* name) const {
     check_.require(view.dtype == DType::f32 || view.dtype == first().dtype, name, " is ", name_of(view.dtype),
@@ -129,7 +136,7 @@ MergeProblem checked_merge_problem(const Check& check, std::span<const Partial> 
   checks.read(p);
   p.sink = checks.per_head(sink, "sink");
   if (o.given()) {
-    checks.wide_result(o, o_name);
+    checks.merged_result(o, o_name);
     check.not_overlapping(o, o_name);
     p.o = operand_of(o);
   }

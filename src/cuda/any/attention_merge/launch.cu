@@ -96,9 +96,14 @@ Grid grid_of(const Params& p) {
   return {static_cast<unsigned>(std::min<std::int64_t>(blocks, std::numeric_limits<std::int32_t>::max())), kThreads};
 }
 
-// Calls visit(T(), Other()) with the partials' type, and that of what is on the other side of them.
-template <class Visit>
+// Calls visit(T(), Other()) with the partials' type, and that of what is on the other side of them: of partials in f32
+// a merge has any.
+template <bool kMerge, class Visit>
 void with_types(DType parts, DType other, const Visit& visit) {
+  if constexpr (kMerge) {
+    if (parts == DType::f32 && other == DType::f16) return visit(float(), __half());
+    if (parts == DType::f32 && other == DType::bf16) return visit(float(), __nv_bfloat16());
+  }
   const auto beside = [&]<class T>(T x) {
     if (other == DType::f32) return visit(x, float());
     visit(x, x);
@@ -132,7 +137,7 @@ void merge_partials(const MergeProblem& p, void* workspace, void* stream) {
   params.slots = slots_of(params);
   name_parts(
       kForward, params, params.count, [&](std::int64_t n) { return part_of(p.partials[n]); }, workspace, on);
-  with_types(p.partials[0].o.dtype, p.o.dtype, [&]<class T, class Out>(T, Out) {
+  with_types<true>(p.partials[0].o.dtype, p.o.dtype, [&]<class T, class Out>(T, Out) {
     constexpr int kWide = 16 / sizeof(T);
     start(kForward, aligned ? merge_kernel<T, Out, kWide> : merge_kernel<T, Out, 1>, grid_of(params), on, params);
   });
@@ -157,7 +162,7 @@ void merge_partials_backward(const MergeBackwardProblem& p, void* workspace, voi
       return part_of(n < params.count ? p.partials[n] : p.gradients[n - params.count]);
     };
     name_parts(kBackward, params, parts_of(p), part, memory, on);
-    with_types(p.partials[0].o.dtype, p.d_o.dtype, [&]<class T, class Gradient>(T, Gradient) {
+    with_types<false>(p.partials[0].o.dtype, p.d_o.dtype, [&]<class T, class Gradient>(T, Gradient) {
       constexpr int kWide = 16 / sizeof(T);
       const auto kernel = aligned ? merge_backward_kernel<T, Gradient, kWide> : merge_backward_kernel<T, Gradient, 1>;
       start(kBackward, kernel, grid_of(params), on, params);

@@ -31,7 +31,7 @@ struct Place {
 // ---- Elements
 
 // A piece of a row: 16 bytes of the partials' dtype, in rows that are contiguous and aligned so, or one element. Of
-// float32 beside partials in 16 bits it has 32 bytes.
+// float32 beside partials in 16 bits it has 32 bytes, of 16 bits beside float32 it has 8.
 template <class T, int kCount>
 struct alignas(kCount * sizeof(T) < 16 ? kCount * sizeof(T) : 16) Piece {
   T element[kCount];

@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "core/check.h"
-#include "cuda/common/attention/window.h"
 #include "cuda/common/device.h"
 #include "cuda/common/requirements.h"
 #include "cuda/cost.h"
@@ -48,6 +47,7 @@ Refusal supports(const AttentionProblem& p) {
   if (!has_rows_of_16_bytes(p.k) || !has_rows_of_16_bytes(p.v))
     return "rows of k and v must be contiguous and begin at multiples of 16 bytes";
   if (p.dropout.p != 0) return "it has no dropout";
+  if (Refusal reason = refuse_piece_of_few_rows(p); !reason.empty()) return reason;
   if (p.Sk > kMaxLength) return text("sequences must be no longer than ", kMaxLength);
   if (p.k_batches > kMaxCells) return "the cache has too many rows or pages";
   if (p.Hkv * row_tiles(p) * (p.Sk / kCellKeys + 1) > kMaxCells) return "a sequence has too many heads and keys";
@@ -122,11 +122,9 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
   params.row_tiles = static_cast<int>(row_tiles(p));
   params.units = static_cast<int>(p.Hkv) * params.row_tiles;
   params.abreast = abreast(params.units, static_cast<int>(ctas_for(v)));
-  params.uniform = !p.cu_seqlens_q && !p.cu_seqlens_k && !p.seqused_q && !p.seqused_k && !p.cache_leftpad;
+  params.uniform = !p.cu_seqlens_q && !p.cu_seqlens_k && !p.seqused_q && !p.seqused_k && !p.cache_leftpad && !p.piece();
   params.least_cells = kLeastCells;
-  const Window window = window_of(p);
-  params.left = window.left;
-  params.right = window.right;
+  params.band = RowBand(p);
   params.q_aligned = has_rows_of_16_bytes(p.q);
   params.score_options = p.softcap > 0 || p.alibi || p.bias || p.mask || p.draft_mask;
   const Layout layout(p);
@@ -155,7 +153,7 @@ const AttentionForwardKernel kSm80AttentionDecode = {
     .workspace = workspace,
     .launch = launch,
     .describe = describe,
-    .extras = kE4m3 | kDraftMask | kAppend | kInt4,
+    .extras = kE4m3 | kDraftMask | kAppend | kInt4 | kPiece | kFloat32Out | kSteps,
     .for_decode = true,
     .costs = kCosts,
 };

@@ -2,6 +2,8 @@
 // merged in the order of their keys, so that bits do not depend on which CTA comes last.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/common/attention/exponents.cuh"
 #include "cuda/common/attention/merge.cuh"
 #include "cuda/common/attention/rows.cuh"
@@ -106,13 +108,23 @@ __device__ void write_row(const Params& p, const Extent& e, const Segment& s, in
         a.lse.data)[s.b * a.lse.stride_b + at.h * a.lse.stride_h + (e.q_row + at.i) * a.lse.stride_i] =
         sum == 0.0f ? -INFINITY : top + __logf(sum);
   }
-  T* const to = reinterpret_cast<T*>(a.o.data) +
-                (s.b * a.o.stride_b + (e.q_row + at.i) * a.o.stride_s + at.h * a.o.stride_h + d * a.o.stride_d);
+  const std::int64_t element =
+      s.b * a.o.stride_b + (e.q_row + at.i) * a.o.stride_s + at.h * a.o.stride_h + d * a.o.stride_d;
   const float o[4] = {result.o.x, result.o.y, result.o.z, result.o.w};
+  const auto store = [&](auto* to) {
 #pragma unroll
-  for (int n = 0; n < 4; ++n) {
-    // Selected, not multiplied: a row without keys is 0.
-    if (d + n < a.Dv) to[n * a.o.stride_d] = static_cast<T>(inverse == 0.0f ? 0.0f : o[n] * inverse);
+    for (int n = 0; n < 4; ++n) {
+      // Selected, not multiplied: a row without keys is 0.
+      if (d + n < a.Dv) {
+        to[n * a.o.stride_d] =
+            static_cast<std::remove_pointer_t<decltype(to)>>(inverse == 0.0f ? 0.0f : o[n] * inverse);
+      }
+    }
+  };
+  if (a.o.dtype == DType::f32) {
+    store(reinterpret_cast<float*>(a.o.data) + element);
+  } else {
+    store(reinterpret_cast<T*>(a.o.data) + element);
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "cuda/any/row_band.h"
 #include "cuda/common/divisor.h"
 #include "problem/attention.h"
 
@@ -18,10 +19,9 @@ struct Params {
   int row_tiles;    // of the longest sequence
   int units;        // of a sequence: Hkv * row_tiles
   int abreast;      // units whose same keys are read by neighbouring CTAs at the same time; divides `units`
-  bool uniform;     // all sequences have the same lengths
+  bool uniform;     // all sequences have the same lengths, and none a position of its own
   int least_cells;  // for which a CTA is worth its start
-  // Row i attends keys j with i + off - left <= j <= i + off + right.
-  int left, right;
+  RowBand band;
   bool q_aligned;           // rows of q may be read in pieces of 16 bytes
   bool score_options;       // softcap, ALiBi, bias or masks
   std::int64_t max_chunks;  // cells of a unit at most, if batch_invariant; else 0

@@ -5,7 +5,6 @@
 // key lie side by side in memory, and DRAM likes them to be read at about the same time.
 #pragma once
 
-#include "cuda/common/attention/window.h"
 #include "cuda/common/bounded_sequence.h"
 #include "cuda/sm80/attention_decode/config.h"
 #include "cuda/sm80/attention_decode/params.h"
@@ -23,15 +22,15 @@ struct Extent {
 
 __device__ inline Extent extent_of(const Params& p, int b) {
   const AttentionProblem& a = p.problem;
-  const Sequence s = bounded_sequence(a, b, a.batch_invariant);  // partial results
+  const Sequence s = bounded(a, a.sequence(b), a.batch_invariant);  // partial results
   Extent e;
   e.q_row = static_cast<int>(s.q_begin);
   e.q_rows = static_cast<int>(s.q_rows);
   e.sq = static_cast<int>(s.sq);
   e.sk = static_cast<int>(s.sk);
-  e.off = static_cast<int>(s.off);
+  e.off = row_band_off(s);
   e.first_slot = static_cast<int>(s.k_begin);
-  const int begin = max(e.off - p.left, 0), end = e.sq == 0 ? 0 : min(e.sq + e.off + p.right, e.sk);
+  const int begin = p.band.begin(e.off, 0), end = e.sq == 0 ? 0 : min(p.band.end(e.off, e.sq - 1), e.sk);
   e.begin = e.first_slot + min(begin, e.sk);
   e.end = max(e.begin, e.first_slot + end);
   e.new_begin = e.new_end = kOpen;

@@ -18,8 +18,8 @@ struct ScoreRow {
   int begin, end;
 
   __device__ ScoreRow(const Params& p, const Extent& e, const Segment& s, int row) : at(p, s, row) {
-    begin = e.first_slot + max(at.i + e.off - p.left, 0);
-    end = at.i < e.sq ? e.first_slot + min(at.i + e.off + p.right + 1, e.sk) : 0;
+    begin = e.first_slot + p.band.begin(e.off, at.i);
+    end = at.i < e.sq ? e.first_slot + min(p.band.end(e.off, at.i), e.sk) : 0;
   }
 };
 

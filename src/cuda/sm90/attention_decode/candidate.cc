@@ -6,7 +6,6 @@
 
 #include "core/check.h"
 #include "cuda/assumed_gpu.h"
-#include "cuda/common/attention/window.h"
 #include "cuda/common/device.h"
 #include "cuda/common/requirements.h"
 #include "cuda/common/tensor_map.h"
@@ -74,6 +73,7 @@ Refusal supports(const AttentionProblem& p) {
                 p.G * p.Sq);
   }
   if (p.dropout.p != 0) return "it has no dropout";
+  if (Refusal reason = refuse_piece_of_few_rows(p); !reason.empty()) return reason;
   for (const std::int64_t stride : {p.k_scale.stride_s, p.v_scale.stride_s}) {
     if (stride < 0 || stride > std::numeric_limits<int>::max()) {
       return text("scales of neighbouring keys must lie fewer than 2^31 elements apart; found ", stride);
@@ -82,9 +82,9 @@ Refusal supports(const AttentionProblem& p) {
   return "";
 }
 
-// All sequences are as long as the tensors.
+// All sequences are as long as the tensors, and none has a position of its own.
 bool equal_lengths(const AttentionProblem& p) {
-  return !p.cu_seqlens_q && !p.cu_seqlens_k && !p.seqused_q && !p.seqused_k && !p.cache_leftpad;
+  return !p.cu_seqlens_q && !p.cu_seqlens_k && !p.seqused_q && !p.seqused_k && !p.cache_leftpad && !p.piece();
 }
 
 int ceil_div(std::int64_t a, std::int64_t b) { return static_cast<int>((a + b - 1) / b); }
@@ -230,7 +230,8 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
   const Plan& plan = params.plan;
   const auto cache_map = [&](const Operand& x, std::int64_t size) {
     const std::int64_t rows = p.k_rows, batches = p.k_batches;
-    return make_tensor_map(rows > 0 ? x.data : p.q.data, x.dtype,  // without keys, nothing is read
+    const bool any = rows > 0 && x.data != nullptr;  // else nothing is read
+    return make_tensor_map(any ? x.data : p.q.data, x.dtype,
                            TensorMapShape<4>{.extent = {size, rows, p.Hkv, batches},
                                              .stride = {x.stride_s, x.stride_h, x.stride_b},
                                              .box = {v.panel_elements, plan.box, plan.heads, 1},
@@ -239,12 +240,10 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
   params.k = cache_map(p.k, p.D);
   params.v = cache_map(p.v, p.Dv);
   params.slots = static_cast<uint4*>(runtime.workspace.data);
-  const Window window = window_of(p);
-  params.left = window.left;
-  params.right = window.right;
+  params.band = RowBand(p);
   params.equal_lengths = equal_lengths(p);
   if (params.equal_lengths) {
-    params.equal = span_of(p, plan, params.left, params.right, 0);
+    params.equal = span_of(p, plan, params.band, 0);
     params.equal_total = params.equal.items * plan.head_groups * plan.row_units * static_cast<int>(p.B);
     params.equal_share = ceil_div(params.equal_total, plan.ctas);
   }
@@ -270,7 +269,7 @@ const AttentionForwardKernel kSm90AttentionDecode = {
     .workspace = workspace,
     .launch = launch,
     .describe = describe,
-    .extras = heddle::kE4m3 | kDraftMask | kAppend,
+    .extras = heddle::kE4m3 | kDraftMask | kAppend | kPiece | kFloat32Out | kSteps,
     .for_decode = true,
     .costs = kCosts,
 };

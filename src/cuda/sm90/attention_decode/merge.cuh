@@ -210,16 +210,18 @@ class Merger {
       }
     }
     if (C::kE4m3 && !C::kKeyScales) inverse *= problem.v_scale.at(piece.cache_row, 0, at.kv_head);
-    uint2 words;
-    if (problem.o.dtype == DType::bf16) {
-      words.x = ptx::pack2<__nv_bfloat16>(x.o.x * inverse, x.o.y * inverse);
-      words.y = ptx::pack2<__nv_bfloat16>(x.o.z * inverse, x.o.w * inverse);
-    } else {
-      words.x = ptx::pack2<__half>(x.o.x * inverse, x.o.y * inverse);
-      words.y = ptx::pack2<__half>(x.o.z * inverse, x.o.w * inverse);
-    }
     const int row = piece.q_begin + at.i;
-    reinterpret_cast<uint2*>(problem.o.at(piece.sequence, row, at.h))[quad] = words;
+    std::byte* const to = problem.o.at(piece.sequence, row, at.h);
+    if (problem.o.dtype == DType::f32) {
+      reinterpret_cast<float4*>(to)[quad] =
+          make_float4(x.o.x * inverse, x.o.y * inverse, x.o.z * inverse, x.o.w * inverse);
+    } else if (problem.o.dtype == DType::bf16) {
+      reinterpret_cast<uint2*>(to)[quad] = make_uint2(ptx::pack2<__nv_bfloat16>(x.o.x * inverse, x.o.y * inverse),
+                                                      ptx::pack2<__nv_bfloat16>(x.o.z * inverse, x.o.w * inverse));
+    } else {
+      reinterpret_cast<uint2*>(to)[quad] = make_uint2(ptx::pack2<__half>(x.o.x * inverse, x.o.y * inverse),
+                                                      ptx::pack2<__half>(x.o.z * inverse, x.o.w * inverse));
+    }
     if (quad == 0 && problem.lse.data != nullptr) {
       reinterpret_cast<float*>(problem.lse.data)[piece.sequence * problem.lse.stride_b + at.h * problem.lse.stride_h +
                                                  row * problem.lse.stride_i] = lse;

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "cuda/common/attention/window.h"
+#include "cuda/any/row_band.h"
 #include "cuda/common/bounded_sequence.h"
 #include "cuda/common/divisor.h"
 #include "problem/attention.h"
@@ -51,22 +51,21 @@ struct Span {
   int blocks, items;
 };
 
-// Row i attends keys j with i + off - left <= j <= i + off + right.
-constexpr Span span_of(const AttentionProblem& p, const Plan& plan, int left, int right, int b) {
-  const Sequence s = bounded_sequence(p, b, p.batch_invariant);  // slots of partial results
+constexpr Span span_of(const AttentionProblem& p, const Plan& plan, const RowBand& band, int b) {
+  const Sequence s = bounded(p, p.sequence(b), p.batch_invariant);  // slots of partial results
   const auto within = [](int x, int high) { return x < 0 ? 0 : x > high ? high : x; };
   Span span{};
   span.q_begin = static_cast<int>(s.q_begin);
   span.q_rows = static_cast<int>(s.q_rows);
   span.sq = static_cast<int>(s.sq);
   span.sk = static_cast<int>(s.sk);
-  span.off = static_cast<int>(s.off);
+  span.off = row_band_off(s);
   span.k_begin = static_cast<int>(s.k_begin);
-  span.begin = within(span.off - left, span.sk);
-  span.end = span.sq == 0 ? 0 : within(span.sq + span.off + right, span.sk);
+  span.begin = within(band.begin(span.off, 0), span.sk);
+  span.end = span.sq == 0 ? 0 : within(band.end(span.off, span.sq - 1), span.sk);
   if (span.end < span.begin) span.end = span.begin;
-  span.whole_begin = within(span.sq - 1 + span.off - left, span.sk);
-  span.whole_end = within(span.off + right + 1, span.sk);
+  span.whole_begin = within(band.begin(span.off, span.sq - 1), span.sk);
+  span.whole_end = within(band.end(span.off, 0), span.sk);
   int from = span.k_begin + span.begin;
   span.end_slot = span.k_begin + span.end;
   span.new_slot = kOpen;
@@ -91,8 +90,8 @@ struct Params {
   CUtensorMap k, v;
   AttentionProblem problem;
   Plan plan;
-  uint4* slots;        // partial results
-  int left, right;     // row i attends keys j with i + off - left <= j <= i + off + right
+  uint4* slots;  // partial results
+  RowBand band;
   bool equal_lengths;  // no sequence differs from the others: all are `equal`
   Span equal;
   int equal_total, equal_share;  // items of all sequences, and of each CTA

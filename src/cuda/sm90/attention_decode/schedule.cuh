@@ -94,7 +94,7 @@ class Schedule {
 
  private:
   __device__ int units() const { return p.plan.head_groups * p.plan.row_units; }
-  __device__ Span span(int b) const { return span_of(p.problem, p.plan, p.left, p.right, b); }
+  __device__ Span span(int b) const { return span_of(p.problem, p.plan, p.band, b); }
 
   // `count` items of a unit of the sequence, from `item` on.
   __device__ void describe(Piece& piece, const Span& span, int unit, int item, int count) {

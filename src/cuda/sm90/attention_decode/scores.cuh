@@ -27,8 +27,8 @@ struct TileRows {
       i[r] = p.plan.by_group.quotient(n);
       h[r] = kv_head * group + n - i[r] * group;
       const bool exists = in_unit < p.plan.rows && i[r] < piece.sq;
-      begin[r] = max(i[r] + piece.off - p.left, 0);
-      end[r] = exists ? min(i[r] + piece.off + p.right + 1, piece.sk) : 0;
+      begin[r] = p.band.begin(piece.off, i[r]);
+      end[r] = exists ? min(p.band.end(piece.off, i[r]), piece.sk) : 0;
     }
   }
 };
