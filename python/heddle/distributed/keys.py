@@ -96,16 +96,10 @@ class _Part(NamedTuple):
     kv_heads: slice
 
 
-class _Pass(NamedTuple):
-    """Of a forward or a backward: floating-point operations of a pair of a row and a key over D + Dv, and the least that a part of the
-    heads is to have of them: some 2 ms and 10 ms of an H200, whose backward needs more tiles to be busy."""
-
-    operations: int
-    of_part: float
-
-
-_FORWARD, _BACKWARD = _Pass(2, 1.3e12), _Pass(5, 6e12)
-_MOST_PARTS = 8
+#: Floating-point operations of a pair of a row and a key over D + Dv, and the least that a part of the heads is to have, some 100 ms of
+#: an H200: next to that its calls and copies are nothing.
+_FORWARD, _BACKWARD = 2, 5
+_LEAST_WORK, _MOST_PARTS = 7e13, 8
 
 
 class _Arrival:
@@ -129,27 +123,6 @@ class _Arrival:
         for whole, share, into in self._put:
             _place(whole, share.into, share.places, into)
         self._put = []
-
-
-class _Homecoming:
-    """Shares of gradients of keys on their way to who has the keys. of_ranks: of each rank those of k and v, as messages."""
-
-    def __init__(
-        self, transfer: Transfer, shares: list[Share], of_ranks: list[Any], totals: tuple[torch.Tensor, ...]
-    ) -> None:
-        self._transfer, self._shares, self._of_ranks, self._totals = transfer, shares, of_ranks, totals
-
-    def finish(self) -> None:
-        """Writes the sums."""
-        self._transfer.wait()
-        for n, total in enumerate(self._totals):
-            if all(_direct(total, share.out_of) is not None for share in self._shares):
-                _sum_runs(total[0], self._shares, [came[n] for came in self._of_ranks])
-                continue
-            sums = torch.zeros(total.shape, device=total.device)
-            for share, came in zip(self._shares, self._of_ranks):
-                _place(sums, share.out_of, share.given, came[n], add=True)
-            total.copy_(sums)
 
 
 def _sum_runs(total: torch.Tensor, shares: list[Share], of_ranks: list[list[torch.Tensor]]) -> None:
@@ -187,14 +160,17 @@ class KeysToRows:
         arrival.await_all()
         return arrival.k, arrival.v
 
-    def _arriving(self, k: torch.Tensor, v: torch.Tensor) -> _Arrival:
-        """Those of at_once(), on their way in two exchanges: what receivers' first pieces have, and the rest."""
+    def _arriving(self, k: torch.Tensor, v: torch.Tensor, before: _Arrival | None = None) -> _Arrival:
+        """Those of at_once(), on their way in two exchanges: what receivers' first pieces have, and the rest. before: of other heads, whose
+        memory they may have."""
         shares, own = self.layout.shares, self.ranks.rank
         # Of lists, what is not needed has a place, too.
         made = torch.empty if sum(len(share.places) for share in shares) == self.layout.keys else torch.zeros
-        all_k, all_v = (
-            made(x.shape[0], self.layout.keys, *x.shape[2:], dtype=x.dtype, device=x.device) for x in (k, v)
-        )
+        if before is None:
+            rooms = [made(x.shape[0], self.layout.keys, *x.shape[2:], dtype=x.dtype, device=x.device) for x in (k, v)]
+        else:
+            rooms = [before.k, before.v]
+        all_k, all_v = rooms
         moves: tuple[list[Any], list[Any]] = [], []  # the rest, the first
         put = []
         for r, share in enumerate(shares):
@@ -289,20 +265,18 @@ class KeysToRows:
             for x, found in zip((dk, dv), block.parts(self._ring_backward(rows, k, v, block), k.shape[1])):
                 x.copy_(found)
             return
-        going: _Homecoming | None = None
+        shares: list[torch.Tensor] = []
+        rooms: list[list[list[torch.Tensor]]] = []
         for part, arrival in self._parts(rows.q, k, v, _BACKWARD):
-            shares = [torch.zeros(x.shape, device=x.device) for x in (arrival.k, arrival.v)]
+            shares = shares or [torch.empty(x.shape, device=x.device) for x in (arrival.k, arrival.v)]
+            for share in shares:
+                share.zero_()
             of_part = rows.of_heads(part.heads)
             options = self._options_of(part, sink if self.layout.whole else None)
             for n, piece in enumerate(self.layout.steps[0]):
                 arrival.await_keys_of(n)
                 of_part.add([piece], arrival.k, arrival.v, *shares, not self.layout.whole, options)
-            started = self._going_home(*shares, (dk[:, :, part.kv_heads], dv[:, :, part.kv_heads]))
-            if going is not None:
-                going.finish()
-            going = started
-        if going is not None:
-            going.finish()
+            rooms = self._bring_home(*shares, (dk[:, :, part.kv_heads], dv[:, :, part.kv_heads]), rooms)
 
     def _options_of(self, part: _Part, sink: torch.Tensor | None) -> dict[str, Any]:
         slopes = self.options["alibi_slopes"]
@@ -312,50 +286,63 @@ class KeysToRows:
         }
 
     def _parts(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, of_pass: _Pass
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, of_pass: int
     ) -> Iterator[tuple[_Part, _Arrival]]:
-        """Key heads with their query heads, some at a time, and their keys: those of the next part are on their way while one is computed."""
+        """Key heads with their query heads, all or some at a time, and their keys, in the same memory. What is in memory that an exchange
+        has had is not at once to be had again, so that new memory for each part would add up."""
         kv_heads, group = k.shape[2], q.shape[2] // k.shape[2]
         size = kv_heads // self._count_of_parts(q, k, v, of_pass)
-        parts = [
-            _Part(slice(begin * group, (begin + size) * group), slice(begin, begin + size))
-            for begin in range(0, kv_heads, size)
-        ]
-        coming = self._arriving(k[:, :, parts[0].kv_heads], v[:, :, parts[0].kv_heads])
-        for n, part in enumerate(parts):
-            arrival = coming
-            if n + 1 < len(parts):
-                following = parts[n + 1].kv_heads
-                coming = self._arriving(k[:, :, following], v[:, :, following])
+        arrival: _Arrival | None = None
+        for begin in range(0, kv_heads, size):
+            part = _Part(slice(begin * group, (begin + size) * group), slice(begin, begin + size))
+            arrival = self._arriving(k[:, :, part.kv_heads], v[:, :, part.kv_heads], arrival)
             yield part, arrival
             arrival.await_all()  # a rank may have no piece, and send
 
-    def _count_of_parts(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, of_pass: _Pass) -> int:
+    def _count_of_parts(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, of_pass: int) -> int:
         """Of equal numbers of key heads; all ranks find the same."""
-        work = of_pass.operations * self.layout.pairs * q.shape[0] * q.shape[2] * (k.shape[3] + v.shape[3])
-        most = min(work / of_pass.of_part, _MOST_PARTS)
+        work = of_pass * self.layout.pairs * q.shape[0] * q.shape[2] * (k.shape[3] + v.shape[3])
+        most = min(work / _LEAST_WORK, _MOST_PARTS)
         return max((n for n in range(1, k.shape[2] + 1) if k.shape[2] % n == 0 and n <= most), default=1)
 
     def home(self, dk: torch.Tensor, dv: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Of what each rank adds to the gradients of keys and values that at_once() gave it, float32, the sums for this rank's rows: of
         each the shares of those ranks that had it, in the order of ranks."""
         totals = tuple(x.new_empty(x.shape[0], rows, *x.shape[2:]) for x in (dk, dv))
-        self._going_home(dk, dv, totals).finish()
+        self._bring_home(dk, dv, totals, [])
         return totals[0], totals[1]
 
-    def _going_home(self, dk: torch.Tensor, dv: torch.Tensor, totals: tuple[torch.Tensor, ...]) -> _Homecoming:
-        """home(), of which finish() writes the totals, in their dtype."""
+    def _bring_home(
+        self,
+        dk: torch.Tensor,
+        dv: torch.Tensor,
+        totals: tuple[torch.Tensor, ...],
+        rooms: list[list[list[torch.Tensor]]],
+    ) -> list[list[list[torch.Tensor]]]:
+        """home() into totals, of any dtype. rooms: of a call before, of other heads, where others' shares may come again."""
+        own, shares = self.ranks.rank, self.layout.shares
+        rooms = rooms or [
+            [[] if r == own else _room(x, share.out_of, share.given) for r, share in enumerate(shares)]
+            for x in (dk, dv)
+        ]
         moves, of_ranks = [], []
-        for r, share in enumerate(self.layout.shares):
-            came = []
-            for x in (dk, dv):
-                out = _taken(x, share.into, share.places)
-                came.append(out if r == self.ranks.rank else _room(x, share.out_of, share.given))
-                if r != self.ranks.rank:
-                    moves += _paired(out, came[-1], r)
-            of_ranks.append(came)
+        for x, came in zip((dk, dv), rooms):
+            out = [_taken(x, share.into, share.places) for share in shares]
+            of_ranks.append([out[r] if r == own else came[r] for r in range(len(shares))])
+            for r in range(len(shares)):
+                if r != own:
+                    moves += _paired(out[r], came[r], r)
         what = "gradients of keys summed" if self.scheme == "gather" else "gradients of needed keys returned"
-        return _Homecoming(self.ranks.start(moves, what), self.layout.shares, of_ranks, totals)
+        self.ranks.start(moves, what).wait()
+        for total, parts in zip(totals, of_ranks):
+            if all(_direct(total, share.out_of) is not None for share in shares):
+                _sum_runs(total[0], shares, parts)
+                continue
+            sums = torch.zeros(total.shape, device=total.device)
+            for share, part in zip(shares, parts):
+                _place(sums, share.out_of, share.given, part, add=True)
+            total.copy_(sums)
+        return rooms
 
     def _ring_backward(self, rows: RowGradients, k: torch.Tensor, v: torch.Tensor, block: Block) -> torch.Tensor:
         """A rank keeps what it adds to its own keys' gradients. What others add goes on from the next rank to the last, and home."""
