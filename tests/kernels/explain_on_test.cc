@@ -372,7 +372,7 @@ TEST_F(ExplainOn, OfFewRowsTheyAreForDecodeKernels) {
   });
   const Call stepped = with([](auto& o) {
     o.key_offset = view(DType::i32, {2});
-    o.key_step = 8, o.window_left = 100, o.float32_out = true;
+    o.key_step = 8, o.causal = Causal::top_left, o.float32_out = true;
   });
   for (const Call& c : {wide, piece, stepped}) {
     EXPECT_EQ(chosen_on("h100", c), "sm90_decode");

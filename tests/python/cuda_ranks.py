@@ -14,6 +14,7 @@ if __name__ == "__main__":  # before the modules below read it; processes that a
 
 import decode_ranks
 import distributed_ranks
+import heddle
 import heddle.distributed as hd
 import heddle.nn
 import torch
@@ -112,6 +113,16 @@ def check_decode_in_a_graph(rank, ranks):
         assert torch.equal(out, hd.decode(q, *cache, held)), count
 
 
+def check_decode_kernels(rank, ranks):
+    """A rank's part of the keys is split."""
+    q, k, v = operands(3, 640)
+    held = torch.tensor([640], dtype=torch.int32, device=DEVICE)
+    positions = dict(q_offset=held, key_offset=held.new_tensor([rank]), key_step=ranks, causal="top_left")
+    for options in ({}, positions):
+        found = heddle.explain(q[:, :1], k, v, seqused_k=held, out_dtype="float32", **options)
+        assert found.chosen.name.endswith("_decode" if DEVICE == "cuda" else "cpu"), found
+
+
 def check_what_is_not_captured(rank, ranks):
     """A call that ranks have not compared, and one with a timeout; and a group that does not carry GPUs' tensors is told of."""
     plan = hd.plan(64, ranks, heads=8, kv_heads=2, head_size=64)
@@ -184,7 +195,7 @@ def worlds():
         decode_ranks.check_case,
         (dataclasses.replace(decode_ranks.cases()[0], **wide),),
     )
-    functions = [check_without_waiting, check_refused_gradients, check_split_weights]
+    functions = [check_without_waiting, check_decode_kernels, check_refused_gradients, check_split_weights]
     if torch.cuda.device_count() > 1:
         functions += [check_in_a_graph, check_decode_in_a_graph, check_what_is_not_captured]
     others = {function.__name__: (function, ()) for function in functions}

@@ -23,6 +23,15 @@ Problem in_a_large_batch(const Problem& problem) {
   return p;
 }
 
+// Where a piece's rows stand to its keys only the GPU knows. Few rows are taken for those of decoding, behind the keys,
+// and windows for windows of keys.
+void put_behind_keys(AttentionProblem& p) {
+  if (p.causal != Causal::none) p.causal = Causal::bottom_right;
+  if (p.window_left >= 0) p.window_left /= p.key_step;
+  if (p.window_right >= 0) p.window_right /= p.key_step;
+  p.q_step = p.key_step = 1;
+}
+
 // What a call asks for by a bit of Extra, and the sentence of a kernel that has not the bit.
 template <class Problem>
 struct Asked {
@@ -122,7 +131,18 @@ Refusal Operation<AttentionBackwardProblem>::missing(unsigned extras, const Atte
 
 bool sees_batch(const AttentionProblem& p) { return p.Sq <= kMostDecodeQueries && !p.batch_invariant; }
 
-AttentionProblem as_compared(const AttentionProblem& problem) { return in_a_large_batch(problem); }
-AttentionBackwardProblem as_compared(const AttentionBackwardProblem& problem) { return in_a_large_batch(problem); }
+std::optional<AttentionProblem> as_compared(const AttentionProblem& problem) {
+  if (problem.device == Device::cpu) return std::nullopt;
+  const bool few_rows = problem.piece() && problem.Sq <= kMostDecodeQueries;
+  if (sees_batch(problem) && !few_rows) return std::nullopt;
+  AttentionProblem p = sees_batch(problem) ? problem : in_a_large_batch(problem);
+  if (few_rows) put_behind_keys(p);
+  return p;
+}
+
+std::optional<AttentionBackwardProblem> as_compared(const AttentionBackwardProblem& problem) {
+  if (problem.device == Device::cpu) return std::nullopt;
+  return in_a_large_batch(problem);
+}
 
 }  // namespace heddle

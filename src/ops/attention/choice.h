@@ -14,13 +14,14 @@ namespace heddle {
 // The last bit of Extra; choice.cc has a sentence for each up to it.
 constexpr Extra kLastExtra = kSteps;
 
-// What estimates are asked for when GPUs' candidates are compared for a call that must not see its batch.
-AttentionProblem as_compared(const AttentionProblem& problem);
-AttentionBackwardProblem as_compared(const AttentionBackwardProblem& problem);
-
 // Whether the choice may depend on the batch.
 bool sees_batch(const AttentionProblem& problem);
-inline bool sees_batch(const AttentionBackwardProblem&) { return false; }
+
+// What estimates are asked for in the problem's place when GPUs' candidates are compared, if it is not the problem: for
+// a call that must not see its batch, and for a piece of few rows. On the CPU one candidate of each method runs by
+// itself, and estimates may read index data.
+std::optional<AttentionProblem> as_compared(const AttentionProblem& problem);
+std::optional<AttentionBackwardProblem> as_compared(const AttentionBackwardProblem& problem);
 
 // A packed sequence must get the same kernel beside a long one, which decode kernels do not take: they are for when no
 // other serves.
@@ -31,10 +32,7 @@ inline bool comes_last(const AttentionBackwardKernel&, const AttentionBackwardPr
 
 template <class Problem>
 auto attention_ranking(const Problem& problem, int workers) {
-  // On the CPU one candidate of each method runs by itself, and estimates may read index data.
-  const bool by_batch = problem.device == Device::cpu || sees_batch(problem);
-  return [&problem, workers,
-          compared = by_batch ? std::nullopt : std::optional(as_compared(problem))](const auto& kernel) {
+  return [&problem, workers, compared = as_compared(problem)](const auto& kernel) {
     return std::pair(comes_last(kernel, problem), kernel.estimate(compared ? *compared : problem, workers));
   };
 }
