@@ -97,7 +97,7 @@ void add_partial(Rows& rows) {
   decode("pages", {3, 32, 8, 1, 700, 128}, [](auto& c) { c.seqused_k = true, c.page_size = 16; });
   decode("rows", {3, 8, 2, 16, 500, 128}, [](auto& c) { c.seqused_k = true, c.causal = Causal::bottom_right; });
   decode("rows_d256", {2, 16, 1, 16, 200, 256}, [](auto& c) { c.sink = true; });
-  decode("padded", {2, 4, 2, 2, 150, 64}, [](auto& c) { c.layout_o = Layout::padded_rows, c.softcap = 9.0f; });
+  decode("softcap", {2, 4, 2, 2, 150, 64}, [](auto& c) { c.softcap = 9.0f; });
   decode("f8_cache", {3, 8, 2, 1, 900, 128},
          [](auto& c) { c.f8_cache = c.seqused_k = true, c.scaling = Scaling::heads; });
   decode("f8_cache_pages", {3, 4, 1, 4, 200, 64},
