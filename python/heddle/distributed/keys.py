@@ -265,18 +265,19 @@ class KeysToRows:
             for x, found in zip((dk, dv), block.parts(self._ring_backward(rows, k, v, block), k.shape[1])):
                 x.copy_(found)
             return
-        shares: list[torch.Tensor] = []
+        room: tuple[torch.Tensor, torch.Tensor] | None = None
         rooms: list[list[list[torch.Tensor]]] = []
         for part, arrival in self._parts(rows.q, k, v, _BACKWARD):
-            shares = shares or [torch.empty(x.shape, device=x.device) for x in (arrival.k, arrival.v)]
-            for share in shares:
-                share.zero_()
+            if room is None:
+                room = torch.empty(arrival.k.shape, device=k.device), torch.empty(arrival.v.shape, device=k.device)
+            dk_share, dv_share = (x.zero_() for x in room)
             of_part = rows.of_heads(part.heads)
             options = self._options_of(part, sink if self.layout.whole else None)
             for n, piece in enumerate(self.layout.steps[0]):
                 arrival.await_keys_of(n)
-                of_part.add([piece], arrival.k, arrival.v, *shares, not self.layout.whole, options)
-            rooms = self._bring_home(*shares, (dk[:, :, part.kv_heads], dv[:, :, part.kv_heads]), rooms)
+                of_part.add([piece], arrival.k, arrival.v, dk_share, dv_share, not self.layout.whole, options)
+            totals = (dk[:, :, part.kv_heads], dv[:, :, part.kv_heads])
+            rooms = self._bring_home(dk_share, dv_share, totals, rooms)
 
     def _options_of(self, part: _Part, sink: torch.Tensor | None) -> dict[str, Any]:
         slopes = self.options["alibi_slopes"]

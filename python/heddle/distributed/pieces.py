@@ -88,8 +88,9 @@ def share_of(
     buffer; None: all."""
     into, first_into = _runs(places, theirs, places, first)
     out_of, first_out_of = _runs(given, at, at, first_there)
-    numbers = (torch.from_numpy(x.copy()) for x in (places, given))
-    return Share(*numbers, into, out_of, first_into, first_out_of)
+    return Share(
+        torch.from_numpy(places.copy()), torch.from_numpy(given.copy()), into, out_of, first_into, first_out_of
+    )
 
 
 def _runs(here: Any, there: Any, places: Any, first: slice | None) -> tuple[list[slice] | None, list[bool]]:
