@@ -56,7 +56,7 @@ struct Area {
 // Gb/s for each GPU come to, nominally.
 struct Costs {
   double forward_flops = 680e12, backward_flops = 560e12;  // FLOP/s of one rank
-  double memory_bandwidth = 4e12;                          // bytes/s, of merging partial results
+  double memory_bandwidth = 4e12;                          // bytes/s, of a ring's sums
   double link_bandwidth = 350e9;                           // bytes/s that a rank sends while it receives as many
   double link_latency = 50e-6;                             // s of an exchange
   // Ranks on one host, one after the other; the last host may have fewer. 0: all of them. What goes to another host
@@ -109,7 +109,7 @@ struct Piece {
 // Of one scheme, the largest of all ranks.
 struct SchemeCost {
   double forward_bytes = 0, backward_bytes = 0;      // that a rank sends, all gradients wanted
-  double forward_seconds = 0, backward_seconds = 0;  // predicted; communication is hidden behind products in `ring`
+  double forward_seconds = 0, backward_seconds = 0;  // predicted: see costs.cc and docs/many_ranks.md
 };
 
 // Query heads [begin, end), and the key heads that they attend with.

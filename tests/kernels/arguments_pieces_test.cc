@@ -166,10 +166,10 @@ INSTANTIATE_TEST_SUITE_P(
                       c.gradients.dv.dtype = DType::bf16;
                       c.gradients.accumulate = true;
                     },
-                    "dv is bfloat16: with accumulate it must be float32", true}),
+                    "dv is bfloat16: with accumulate it must be float32 on the CPU", true}),
     name_of_test);
 
-// What a kernel says that knows nothing of pieces, as those of GPUs do not yet.
+// What a kernel says that knows nothing of pieces.
 TEST(PiecesAreRefused, ByKernelsThatDoNotKnowThem) {
   using Forward = Operation<AttentionProblem>;
   using Backward = Operation<AttentionBackwardProblem>;

@@ -63,7 +63,7 @@ TEST(DistributedCosts, BytesOfNeededKeysAndOfHeads) {
   p.window_left = -1;
   p.order = Order::zigzag;
   const Plan causal(p);
-  EXPECT_EQ(causal.across(), Scheme::gather);
+  EXPECT_EQ(causal.across(), Scheme::needed);  // sends no more than `gather`, which takes as long
   EXPECT_EQ(causal.cost(Scheme::two_dimensional).forward_bytes,
             2.0 * 1000 * (4 * 64 * 2 + 96 * 2 + 4 * (32 * 2 + 4)) + 2.0 * 3 * 2000 * 96 * 2);
   const Plan one({.rows = 4096, .ranks = 1, .causal = Causal::top_left});
@@ -129,4 +129,39 @@ TEST(DistributedCosts, NeededKeysAreChosenForShortDocuments) {
 }
 
 }  // namespace
+
+// Seconds of a forward by `gather` that products do not take.
+double awaited(Problem p) {
+  const double with = Plan(p).cost(Scheme::gather).forward_seconds;
+  p.costs.link_bandwidth = 1e30;
+  return with - Plan(p).cost(Scheme::gather).forward_seconds;
+}
+
+TEST(DistributedCosts, HalfOfTheKeysComeDuringTheFirstCall) {
+  Problem p{.rows = 65536, .ranks = 2, .heads = 32, .kv_heads = 8, .head_size = 128};
+  p.costs.link_latency = 0;
+  p.order = Order::zigzag;
+  const double of_all = awaited(p);
+  EXPECT_GT(of_all, 0);
+  p.causal = Causal::top_left;
+  EXPECT_NEAR(of_all / awaited(p), 2, 1e-9);
+  p.costs.link_bandwidth = 1e9;  // longer than an eighth of the products
+  const double slow = awaited(p);
+  p.causal = Causal::none;
+  EXPECT_LT(awaited(p) / slow, 1.9);
+}
+
+TEST(DistributedCosts, ARingPaysForItsSums) {
+  Problem p{.rows = 65536, .ranks = 2, .heads = 32, .kv_heads = 8, .head_size = 128, .causal = Causal::top_left};
+  const Plan plan(p);
+  EXPECT_EQ(plan.chosen(), Scheme::needed);
+  p.costs.memory_bandwidth = 1e30;
+  const SchemeCost ring = plan.cost(Scheme::ring), free = Plan(p).cost(Scheme::ring);
+  // 32768 rows of 32 heads of 128 floats: the sum three times, and of rows that have a second result four more.
+  const double floats = 4.0 * 32768 * 32 * 128 / 4e12;
+  EXPECT_GE(ring.forward_seconds - free.forward_seconds, 3 * floats);
+  EXPECT_LE(ring.forward_seconds - free.forward_seconds, (3 + 4 * 2) * floats);
+  EXPECT_GT(ring.backward_seconds, free.backward_seconds);
+}
+
 }  // namespace heddle::distributed

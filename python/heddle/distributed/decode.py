@@ -99,8 +99,8 @@ def decode(
     Args:
       q: [B, Sq, H, D], float32, float16 or bfloat16, the same on every rank.
       k_cache, v_cache: this rank's keys and values, [Bc, Smax, Hkv, D], [Bc, Smax, Hkv, Dv], or pages [pages, page_size, Hkv, D or Dv]
-        with page_table; of q's dtype, or torch.float8_e4m3fn beside 16-bit q (on GPUs not with alibi_slopes). Smax, and the number of pages, may be 0 and differ
-        between ranks.
+        with page_table; of q's dtype, or torch.float8_e4m3fn beside 16-bit q (on GPUs for up to 16 rows, without alibi_slopes). Smax, and
+        the number of pages, may be 0 and differ between ranks.
       seqused_k: int32 [B], how many keys of each sequence this rank holds; 0 is allowed. None: all slots of an unpaged cache are keys.
       page_table, cache_batch_idx, k_scale, v_scale: of this rank's cache, as of ``heddle.attention``.
       q_offset: int32 [B] or an int for all: the position of q's first row in the whole sequence.

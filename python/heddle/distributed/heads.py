@@ -10,37 +10,9 @@ import torch
 
 from .. import _heddle
 from .keys import KeysToRows
-from .pieces import RowGradients, layout_of
+from .pieces import HeadShare, RowGradients, layout_of
 from .plan import Plan
 from .ranks import Ranks
-
-
-class Share(NamedTuple):
-    """A rank's query heads, and the key heads that they attend with."""
-
-    heads: slice
-    kv_heads: slice
-
-    def width(self, of_keys: bool) -> int:
-        chosen = self.kv_heads if of_keys else self.heads
-        return int(chosen.stop - chosen.start)
-
-    def even_parts(self, group: int) -> Iterator[Share]:
-        """Heads that one call takes, with as many query heads to each key head: the share less groups that are cut, and these."""
-        begin, end = self.heads.start, self.heads.stop
-        while begin < end:
-            groups_end = end // group * group
-            stop = groups_end if begin % group == 0 and groups_end > begin else min((begin // group + 1) * group, end)
-            yield Share(slice(begin, stop), slice(begin // group, -(-stop // group)))
-            begin = stop
-
-    def inside(self, whole: Share) -> Share:
-        """The same heads as they lie in tensors of another share's alone."""
-        first, kv_first = whole.heads.start, whole.kv_heads.start
-        return Share(
-            slice(self.heads.start - first, self.heads.stop - first),
-            slice(self.kv_heads.start - kv_first, self.kv_heads.stop - kv_first),
-        )
 
 
 class _Groups(NamedTuple):
@@ -131,21 +103,21 @@ class HeadsForRows:
             of_part = RowGradients(q[:, :, at], o[:, :, at], lse[:, at], d_o[:, :, at], d_lse[:, at], dq_part)
             of_keys = (x[:, :, keys] for x in (dk_sums, dv_sums))
             call.backward(of_part, k[:, :, keys], v[:, :, keys], sinks, *of_keys)
-            dq[:, :, at] = dq_part  # rounded here, once
+            dq[:, :, at] = dq_part  # rounded here, if not before
         moved = ((dk_sums, True), (dv_sums, True), (dq, False))
         found = self._to_rows(moved, shares, "gradients of heads exchanged for those of rows")
         for x, of_rows in zip((dk, dv, rows.dq), found):
             x.copy_(of_rows)
 
-    def _shares(self, q: torch.Tensor, k: torch.Tensor) -> list[Share]:
+    def _shares(self, q: torch.Tensor, k: torch.Tensor) -> list[HeadShare]:
         """Of each member."""
         self._group = q.shape[2] // k.shape[2]
         of_members = _heddle.ShardPlan.head_shares(q.shape[2], k.shape[2], self.size)
-        return [Share(slice(a, b), slice(c, d)) for a, b, c, d in of_members]
+        return [HeadShare(slice(a, b), slice(c, d)) for a, b, c, d in of_members]
 
     def _calls(
-        self, shares: list[Share], k: torch.Tensor, sink: torch.Tensor | None
-    ) -> Iterator[tuple[Share, torch.Tensor | None, KeysToRows]]:
+        self, shares: list[HeadShare], k: torch.Tensor, sink: torch.Tensor | None
+    ) -> Iterator[tuple[HeadShare, torch.Tensor | None, KeysToRows]]:
         """For each even part of this rank's heads: how they lie in its tensors, their sinks, and their call over the groups."""
         own = shares[self.place]
         for part in own.even_parts(self._group):
@@ -155,7 +127,7 @@ class HeadsForRows:
             yield part.inside(own), sinks, KeysToRows(self._across, self._layout, self._scheme, options)
 
     def _to_heads(
-        self, tensors: Sequence[tuple[torch.Tensor, bool]], shares: list[Share], what: str
+        self, tensors: Sequence[tuple[torch.Tensor, bool]], shares: list[HeadShare], what: str
     ) -> list[torch.Tensor]:
         """Of (this rank's rows with all heads [B, rows, heads, D], whether they are of keys): the group's rows with its own heads."""
         own = shares[self.place]
@@ -177,7 +149,7 @@ class HeadsForRows:
         return found
 
     def _to_rows(
-        self, tensors: Sequence[tuple[torch.Tensor, bool]], shares: list[Share], what: str
+        self, tensors: Sequence[tuple[torch.Tensor, bool]], shares: list[HeadShare], what: str
     ) -> list[torch.Tensor]:
         """The way back; of keys, float32, the sum of what members send, in their order."""
         found, moves, put = [], [], []

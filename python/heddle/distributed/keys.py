@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from .pieces import Layout, Piece, RowGradients, Share, Sum, attend
+from .pieces import HeadShare, Layout, Piece, RowGradients, Share, Sum, attend
 from .ranks import Ranks, Transfer
 
 if TYPE_CHECKING:
@@ -39,6 +39,11 @@ class Block(NamedTuple):
 def _direct(x: torch.Tensor, runs: list[slice] | None) -> list[slice] | None:
     """The runs, if their rows [B, rows, heads, size] lie one behind the other in memory, and so go as they are."""
     return runs if x.shape[0] == 1 else None
+
+
+def _of_messages(x: torch.Tensor, runs: list[slice] | None, of_runs: list[bool]) -> list[bool]:
+    """What is known of runs, of the messages that they make."""
+    return of_runs if _direct(x, runs) is not None else [any(of_runs)]
 
 
 def _taken(x: torch.Tensor, runs: list[slice] | None, index: torch.Tensor) -> list[torch.Tensor]:
@@ -89,16 +94,10 @@ def _paired(
     return [(a, rank, b, rank) for a, b in zip_longest(out, into, fillvalue=nothing)]
 
 
-class _Part(NamedTuple):
-    """Query heads, and the key heads that they attend with."""
-
-    heads: slice
-    kv_heads: slice
-
-
-#: Floating-point operations of a pair of a row and a key over D + Dv, and the least that a part of the heads is to have, some 100 ms of
-#: an H200: next to that its calls and copies are nothing.
+#: Floating-point operations of a pair of a row and a key over D + Dv.
 _FORWARD, _BACKWARD = 2, 5
+#: The least of them that a part of the heads is to have, some 100 ms of an H200: next to that its calls and copies are nothing. And how
+#: many parts save all the memory that is worth it.
 _LEAST_WORK, _MOST_PARTS = 7e13, 8
 
 
@@ -132,13 +131,15 @@ def _sum_runs(total: torch.Tensor, shares: list[Share], of_ranks: list[list[torc
     for begin, end in zip(edges, edges[1:]):
         addends = [part[begin - run.start : end - run.start] for run, part in runs if run.start <= begin < run.stop]
         into = total[begin:end]
-        if len(addends) < 2:
-            into.copy_(addends[0]) if addends else into.zero_()
-            continue
-        found = addends[0]
-        for part in addends[1:-1]:
-            found = found + part
-        torch.add(found, addends[-1], out=into)
+        if not addends:
+            into.zero_()
+        elif len(addends) == 1:
+            into.copy_(addends[0])
+        else:
+            found = addends[0]
+            for part in addends[1:-1]:
+                found = found + part
+            torch.add(found, addends[-1], out=into)
 
 
 class KeysToRows:
@@ -171,7 +172,8 @@ class KeysToRows:
         else:
             rooms = [before.k, before.v]
         all_k, all_v = rooms
-        moves: tuple[list[Any], list[Any]] = [], []  # the rest, the first
+        first: list[Any] = []
+        rest: list[Any] = []
         put = []
         for r, share in enumerate(shares):
             if r == own:
@@ -183,15 +185,13 @@ class KeysToRows:
                 else:
                     into = _room(whole, share.into, share.places)
                     put.append((whole, share, into))
-                first_out, first_into = (
-                    flags if _direct(x, runs) is not None else [any(flags)]
-                    for runs, flags in ((share.out_of, share.first_out_of), (share.into, share.first_into))
-                )
-                for first, of_time in enumerate(moves):
-                    sent = [message for message, early in zip(out, first_out) if early == first]
-                    of_time += _paired(sent, [room for room, early in zip(into, first_into) if early == first], r)
+                early_out = _of_messages(x, share.out_of, share.first_out_of)
+                early_into = _of_messages(x, share.into, share.first_into)
+                for moves, kind in ((first, True), (rest, False)):
+                    sent = [message for message, early in zip(out, early_out) if early is kind]
+                    moves += _paired(sent, [room for room, early in zip(into, early_into) if early is kind], r)
         what = "keys gathered" if self.scheme == "gather" else "needed keys sent"
-        transfers = [self.ranks.start(of_time, what) for of_time in reversed(moves)]
+        transfers = [self.ranks.start(first, what), self.ranks.start(rest, what)]
         for x, whole in ((k, all_k), (v, all_v)):
             _keep(whole, x, shares[own])
         return _Arrival(all_k, all_v, transfers, put)
@@ -279,7 +279,7 @@ class KeysToRows:
             totals = (dk[:, :, part.kv_heads], dv[:, :, part.kv_heads])
             rooms = self._bring_home(dk_share, dv_share, totals, rooms)
 
-    def _options_of(self, part: _Part, sink: torch.Tensor | None) -> dict[str, Any]:
+    def _options_of(self, part: HeadShare, sink: torch.Tensor | None) -> dict[str, Any]:
         slopes = self.options["alibi_slopes"]
         return self.options | {
             "alibi_slopes": None if slopes is None else slopes[part.heads],
@@ -288,14 +288,14 @@ class KeysToRows:
 
     def _parts(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, of_pass: int
-    ) -> Iterator[tuple[_Part, _Arrival]]:
-        """Key heads with their query heads, all or some at a time, and their keys, in the same memory. What is in memory that an exchange
-        has had is not at once to be had again, so that new memory for each part would add up."""
+    ) -> Iterator[tuple[HeadShare, _Arrival]]:
+        """Key heads with their query heads, all or some at a time, and their keys, in the same memory: what an exchange has had the
+        allocator gives out again only when the GPU is through with it, which the host is far ahead of."""
         kv_heads, group = k.shape[2], q.shape[2] // k.shape[2]
         size = kv_heads // self._count_of_parts(q, k, v, of_pass)
         arrival: _Arrival | None = None
         for begin in range(0, kv_heads, size):
-            part = _Part(slice(begin * group, (begin + size) * group), slice(begin, begin + size))
+            part = HeadShare(slice(begin * group, (begin + size) * group), slice(begin, begin + size))
             arrival = self._arriving(k[:, :, part.kv_heads], v[:, :, part.kv_heads], arrival)
             yield part, arrival
             arrival.await_all()  # a rank may have no piece, and send

@@ -58,6 +58,34 @@ def _piece(items: Any, device: torch.device) -> Piece:
     return Piece(slice(q_begin, q_end), slice(key_begin, key_end), options, first)
 
 
+class HeadShare(NamedTuple):
+    """A rank's query heads, and the key heads that they attend with."""
+
+    heads: slice
+    kv_heads: slice
+
+    def width(self, of_keys: bool) -> int:
+        chosen = self.kv_heads if of_keys else self.heads
+        return int(chosen.stop - chosen.start)
+
+    def even_parts(self, group: int) -> Iterator[HeadShare]:
+        """Heads that one call takes, with as many query heads to each key head: the share less groups that are cut, and these."""
+        begin, end = self.heads.start, self.heads.stop
+        while begin < end:
+            groups_end = end // group * group
+            stop = groups_end if begin % group == 0 and groups_end > begin else min((begin // group + 1) * group, end)
+            yield HeadShare(slice(begin, stop), slice(begin // group, -(-stop // group)))
+            begin = stop
+
+    def inside(self, whole: HeadShare) -> HeadShare:
+        """The same heads as they lie in tensors of another share's alone."""
+        first, kv_first = whole.heads.start, whole.kv_heads.start
+        return HeadShare(
+            slice(self.heads.start - first, self.heads.stop - first),
+            slice(self.kv_heads.start - kv_first, self.kv_heads.stop - kv_first),
+        )
+
+
 class Share(NamedTuple):
     """What goes between this rank and another one.
 
@@ -86,18 +114,21 @@ def share_of(
     """theirs: the other's rows that come, places: where they go; given: this rank's rows that go, at: where the other puts them. int64
     arrays, in the order of sending. first, first_there: the keys of this rank's first piece, and of the other's, as they lie in the
     buffer; None: all."""
-    into, first_into = _runs(places, theirs, places, first)
-    out_of, first_out_of = _runs(given, at, at, first_there)
+    into, first_into = _runs(places, theirs, _among(places, first))
+    out_of, first_out_of = _runs(given, at, _among(at, first_there))
     return Share(
         torch.from_numpy(places.copy()), torch.from_numpy(given.copy()), into, out_of, first_into, first_out_of
     )
 
 
-def _runs(here: Any, there: Any, places: Any, first: slice | None) -> tuple[list[slice] | None, list[bool]]:
-    """Slices of `here` that are runs in both, if they are few, and whether their places are among the first: both ranks find the same."""
+def _among(places: Any, first: slice | None) -> Any:
+    return np.full(len(places), True) if first is None else (places >= first.start) & (places < first.stop)
+
+
+def _runs(here: Any, there: Any, early: Any) -> tuple[list[slice] | None, list[bool]]:
+    """Slices of `here` that are runs in both and of one kind, early or not, if they are few, and of which kind: both ranks find the same."""
     if len(here) == 0:
         return [], []
-    early = np.full(len(here), True) if first is None else (places >= first.start) & (places < first.stop)
     cuts = np.flatnonzero((np.diff(here) != 1) | (np.diff(there) != 1) | (early[1:] != early[:-1])) + 1
     if len(cuts) >= _MOST_RUNS:
         return None, [bool(early.any())]
@@ -259,7 +290,7 @@ class RowGradients(NamedTuple):
         merged: bool,
         options: dict[str, Any],
     ) -> None:
-        """Adds to dq, dk and dv, in the order of the pieces."""
+        """Adds to dk and dv, and writes dq or adds to it, in the order of the pieces."""
         for piece in pieces:
             for where in piece.calls(self.q.shape[0]):
                 attention_backward(

@@ -25,7 +25,7 @@ SchemeName = Literal["auto", "gather", "ring", "needed", "ulysses", "2d"]
 class Costs(NamedTuple):
     """What times are predicted from; the defaults are those of one H200 of two that NVLink joins, and of a network of 400 Gb/s a GPU.
 
-    FLOP/s of one rank forward and backward, bytes/s of merging partial results, bytes/s that a rank sends while it receives as many,
+    FLOP/s of one rank forward and backward, bytes/s of a ring's sums, bytes/s that a rank sends while it receives as many,
     seconds of an exchange. ranks_per_host: so many ranks, one after the other, are on one host (the last may have fewer; 0: all are),
     and what goes to other hosts takes network_bandwidth, bytes/s of each rank, in place of link_bandwidth.
     """

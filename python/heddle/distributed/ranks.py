@@ -132,7 +132,7 @@ class Ranks:
 
     def fill(self, parts: torch.Tensor, what: str) -> None:
         """Every rank's part at its place in parts [size, ...], contiguous, where this one's lies already. Of the whole group. Over NCCL it
-        is one collective, of the current stream's if nothing asks for a time limit."""
+        is one collective; without a timeout it runs on the current stream."""
         if self._backend(parts.device) != "nccl" or parts.numel() == 0:
             self.start([(parts[self.rank], r, parts[r], r) for r in self._others()], what).wait()
             return
