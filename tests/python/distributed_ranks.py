@@ -160,30 +160,38 @@ def heads_in_parts(one_by_one):
 
 
 class Late:
-    """A transfer that is not begun before it is waited for; until then what is to come is NaN."""
+    """A transfer that is not begun before it is waited for, or the next one is; until then what is to come is NaN."""
 
     def __init__(self, start, moves):
-        self._start = start
+        self._start, self._begun = start, None
         for _, _, into, _ in moves:
             into.fill_(torch.nan)
 
+    def begin(self):
+        self._begun = self._begun or self._start()
+
     def wait(self):
-        self._start().wait()
+        self.begin()
+        self._begun.wait()
 
 
 @contextlib.contextmanager
 def rest_late(wanted):
     """Of keys that are sent in two exchanges the second is late."""
-    start, begun = Ranks.start, [0]
+    start, late, firsts = Ranks.start, [], [0]
 
-    def late(ranks, moves, what):
-        if what not in ("keys gathered", "needed keys sent"):
-            return start(ranks, moves, what)
-        begun[0] += 1
-        return start(ranks, moves, what) if begun[0] % 2 else Late(lambda: start(ranks, moves, what), moves)
+    def started(ranks, moves, what):
+        if what in ("keys gathered", "needed keys sent"):
+            firsts[0] += 1
+            if firsts[0] % 2 == 0:
+                late.append(Late(lambda: start(ranks, moves, what), moves))
+                return late[-1]
+        while late:
+            late.pop().begin()
+        return start(ranks, moves, what)
 
     if wanted:
-        Ranks.start = late
+        Ranks.start = started
     try:
         yield
     finally:
