@@ -1,6 +1,8 @@
 """heddle explain: which candidate each operation gets, here and on GPUs that are not here, and why."""
 
 import json
+import pathlib
+import re
 
 import pytest
 from command import WITHOUT_CUDA, needs_command, run, run_json
@@ -270,6 +272,14 @@ def test_explain_with_features(flags):
     assert sum(c["chosen"] for c in out["candidates"]) == 1
 
 
+def test_the_page_has_what_explain_prints_of_a_plan():
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "distributed.md").read_text(encoding="utf-8")
+    arguments, printed = re.search(
+        r"^\$ heddle (explain --ranks .*?)\n(.*?)^```", page, re.MULTILINE | re.DOTALL
+    ).groups()
+    assert run(*arguments.split()) == printed
+
+
 def test_explain_a_plan_of_several_ranks():
     flags = ("--ranks", 4, "--length", 8192, "--heads", 32, "--kv-heads", 8, "--head-size", 128, "--dtype", "bf16")
     out = run_json("explain", *flags, "--causal", "top_left")
@@ -280,10 +290,10 @@ def test_explain_a_plan_of_several_ranks():
     ring = next(x for x in plan["schemes"] if x["name"] == "ring")
     assert ring["forward_bytes"] == 3 * 2048 * 8 * 256 * 2
     assert [x["name"] for x in plan["schemes"]] == ["gather", "ring", "needed", "ulysses", "2d"]
-    assert plan["scheme"] in ("gather", "ring", "ulysses", "2d")
+    assert plan["scheme"] in ("needed", "ring", "ulysses", "2d")
     heads, both = plan["schemes"][3:]
     assert heads["forward_bytes"] == 3 * 2048 * (8 * 256 * 2 + 2 * 512 + 8 * 4) and "ulysses" not in heads
-    assert both["ulysses"] == 2 and both["across"] in ("gather", "ring")
+    assert both["ulysses"] == 2 and both["across"] in ("needed", "ring")
     text = run("explain", *flags, "--causal", "top_left", "--link", 1e9)
     assert text.startswith(
         f"4 ranks, zigzag, B1 H32/8 S8192 D128 top_left, bfloat16: balance 1.000, plan {plan['digest']}"
