@@ -110,7 +110,10 @@ TEST(DistributedCosts, TimesBetweenHostsAreTheNetworks) {
   Problem near = p;
   near.costs.ranks_per_host = 0;
   for (const Scheme scheme : {Scheme::gather, Scheme::ring, Scheme::needed, Scheme::ulysses, Scheme::two_dimensional}) {
-    EXPECT_EQ(Plan(near).cost(scheme).backward_bytes, Plan(p).cost(scheme).backward_bytes) << name_of(scheme);
+    // What goes across groups the plan chooses, by what links cost.
+    if (scheme != Scheme::two_dimensional || Plan(near).across() == Plan(p).across()) {
+      EXPECT_EQ(Plan(near).cost(scheme).backward_bytes, Plan(p).cost(scheme).backward_bytes) << name_of(scheme);
+    }
     EXPECT_LT(Plan(near).cost(scheme).forward_seconds, Plan(p).cost(scheme).forward_seconds) << name_of(scheme);
   }
   EXPECT_EQ(Plan(near).digest(), Plan(p).digest());
