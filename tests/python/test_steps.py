@@ -123,7 +123,10 @@ def test_explain_knows_steps():
     if heddle._heddle.cuda_built():
         there = heddle.explain(shape, shape, shape, dtype="bfloat16", gpu="h100", key_step=16)
         assert there.chosen.name == "sm90"
-        others = {c.reason for c in there if not c.supported and ("cuda" in c.name or c.name.startswith("sm"))}
+        elsewhere = (
+            c for c in there if not c.supported and not c.name.endswith("_decode")
+        )  # these have steps, and few rows
+        others = {c.reason for c in elsewhere if "cuda" in c.name or c.name.startswith("sm")}
         assert others == {"it has no q_step and key_step above 1"}
 
 
