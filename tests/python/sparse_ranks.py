@@ -12,8 +12,9 @@ import heddle
 import heddle.distributed as hd
 import heddle.nsa
 import torch
-from distributed_ranks import SECONDS, Counted, gradients, plain
+from distributed_ranks import SECONDS, gradients, plain
 from heddle.patterns import pack_masks
+from ranks_kit import Counted
 from sdpa_ranks import close
 from sparse_kit import csr
 
