@@ -155,9 +155,10 @@ def check_case(case, rank, ranks):
             continue
         runs = []
         for again in (False, True):
-            # On a GPU, how a head's sums are cut may hang on the other heads of its call.
+            # How the sums of a head's keys are cut may hang on the other heads of its call, where there is something to cut.
+            small = DEVICE == "cpu" and case.rows < 128
+            one_by_one = again if small else zlib.crc32(f"{case.name} {scheme}".encode()) % 2 == 0
             late = again and DEVICE == "cpu"
-            one_by_one = again if DEVICE == "cpu" else zlib.crc32(f"{case.name} {scheme}".encode()) % 2 == 0
             mine = [hd.shard(x.detach(), plan, rank).requires_grad_() for x in (q, k, v)]
             of_sink = None if sink is None else sink.detach().clone().requires_grad_()
             d_out, d_own_lse = hd.shard(d_o, plan, rank), d_lse[:, :, own]
