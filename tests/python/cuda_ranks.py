@@ -8,6 +8,7 @@ usage: cuda_ranks.py RESULTS.json
 import dataclasses
 import os
 import sys
+from unittest import mock
 
 if __name__ == "__main__":  # before the modules below read it; processes that are started from here inherit it
     os.environ.setdefault("HEDDLE_RANKS_DEVICE", "cuda")
@@ -19,8 +20,13 @@ import heddle.distributed as hd
 import heddle.nn
 import torch
 import torch.distributed as dist
+import torch.utils.checkpoint
 from distributed_ranks import DEVICE, SECONDS, Case
+from heddle.distributed import peers
 from heddle.distributed.ranks import Ranks
+from ranks_kit import heads_in_parts
+
+LOAD = int(os.environ.get("HEDDLE_RANKS_LOAD", "400" if DEVICE == "cuda" else "10"))  # calls
 
 
 def cases():
@@ -98,6 +104,96 @@ def check_in_a_graph(rank, ranks):
             assert torch.equal(out, hd.attention(q, k, v, plan=plan, scheme=scheme)), (scheme, seed)
 
 
+def check_gradients_in_a_graph(rank, ranks):
+    """As check_in_a_graph, of a backward, whose call waits for the forward of its own."""
+    plan = hd.plan(1000, ranks, heads=8, kv_heads=2, head_size=64, causal="top_left")
+    for scheme in ("gather", "ring", "needed", "ulysses"):
+        leaves = [hd.shard(x, plan, rank).requires_grad_() for x in operands(1, 1000)]
+
+        def call(leaves=leaves, scheme=scheme):
+            out = hd.attention(*leaves, plan=plan, scheme=scheme)
+            return torch.autograd.grad(out, leaves, out.detach())
+
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            call()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            found = call()
+        for seed in (2, 1):
+            with torch.no_grad():
+                for x, y in zip(leaves, operands(seed, 1000)):
+                    x.copy_(hd.shard(y, plan, rank))
+            graph.replay()
+            for a, b in zip(found, call()):
+                assert torch.equal(a, b), (scheme, seed)
+
+
+def check_under_load(rank, ranks):
+    """Many calls, forward and backward, in parts and whole, and steps of decoding between them, without a timeout and with one rank's GPU
+    late or another's: bits are those of exchanges that are waited for."""
+    problems = []
+    for rows, heads, documents in (
+        (1153, (8, 2), None),
+        (700, (4, 4), None),
+        (1150, (8, 4), [0, 3, 130, 131, 700, 1150]),
+    ):
+        shape = dict(heads=heads[0], kv_heads=heads[1], head_size=128, causal="top_left")
+        if documents:
+            shape |= dict(cu_seqlens=documents, order="balanced")
+        plan = hd.plan(rows, ranks, **shape)
+        torch.manual_seed(rows)
+        whole = [torch.randn(1, rows, h, 128).to(DEVICE, torch.bfloat16) for h in (*heads, heads[1], heads[0])]
+        leaves = [hd.shard(x, plan, rank).requires_grad_() for x in whole[:3]]
+        weight = hd.shard(whole[3], plan, rank)
+        for scheme in ("gather", "needed"):
+            for one_by_one in (False, True):
+
+                def call(plan=plan, leaves=leaves, weight=weight, scheme=scheme, one_by_one=one_by_one, **options):
+                    with heads_in_parts(one_by_one):
+                        out = hd.attention(*leaves, plan=plan, scheme=scheme, **options)
+                        return out, *torch.autograd.grad(out, leaves, weight)
+
+                problems.append((call, call(timeout=SECONDS)))
+    q, k, v = operands(3, 640)
+    cache, q = [x[:, rank::ranks].contiguous() for x in (k, v)], q[:, :1].contiguous()
+    problems.append((lambda **options: (hd.decode(q, *cache, **options),), (hd.decode(q, *cache, timeout=SECONDS),)))
+    of_all, of_rank = torch.Generator().manual_seed(0), torch.Generator().manual_seed(1 + rank)
+    wrong = torch.zeros(len(problems), dtype=torch.int64, device=DEVICE)
+    for n in range(LOAD):
+        chosen = int(torch.randint(len(problems), (1,), generator=of_all))
+        call, expected = problems[chosen]
+        if torch.rand((), generator=of_rank) < 0.5 and DEVICE == "cuda":
+            torch.cuda._sleep(int(torch.randint(3_000_000, (1,), generator=of_rank)))
+        for a, b in zip(call(), expected):
+            wrong[chosen] += (a != b).any()
+        if n % 100 == 99:
+            assert not wrong.any(), (n, wrong.tolist())
+    assert not wrong.any(), wrong.tolist()
+
+
+def check_checkpointing(rank, ranks):
+    """What a backward computes again is served inside of sdpa, in autograd's own thread."""
+    plan = hd.plan(200, ranks, heads=8, kv_heads=8, head_size=64, causal="top_left")
+    torch.manual_seed(9)
+    given = hd.shard(torch.randn(1, 200, 8, 64), plan, rank).transpose(1, 2).to(DEVICE, torch.bfloat16)
+
+    def layer(x):
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+    found = []
+    for reentrant in (None, True, False):
+        x = given.clone().requires_grad_()
+        with hd.sdpa(plan, timeout=SECONDS):
+            out = (
+                layer(x) if reentrant is None else torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=reentrant)
+            )
+            out.float().square().sum().backward()
+        found.append(x.grad)
+    assert all(torch.equal(found[0], each) for each in found), [(found[0] - each).abs().max() for each in found]
+
+
 def check_decode_in_a_graph(rank, ranks):
     q, k, v = operands(3, 640)
     cache = [x[:, rank::ranks].contiguous() for x in (k, v)]
@@ -121,6 +217,24 @@ def check_decode_kernels(rank, ranks):
     for options in ({}, positions):
         found = heddle.explain(q[:, :1], k, v, seqused_k=held, out_dtype="float32", **options)
         assert found.chosen.name.endswith("_decode" if DEVICE == "cuda" else "cpu"), found
+
+
+def check_peers(rank, ranks):
+    """GPUs of one host write into each other's memory, unless they are told not to."""
+    plan = hd.plan(640, ranks, heads=8, kv_heads=2, head_size=64, causal="top_left")
+    q, k, v = (hd.shard(x, plan, rank) for x in operands(1, 640))
+    hd.attention(q, k, v, plan=plan, scheme="gather")
+    kept = hd.kept_memory()
+    reached = all(torch.cuda.can_device_access_peer(rank, r) for r in range(ranks) if r != rank)
+    assert (kept > 0) == reached, (kept, reached)
+    group = dist.new_group(list(range(ranks)))
+    with mock.patch.dict(os.environ, {peers.VARIABLE: "nccl"}):
+        expected = hd.attention(q, k, v, plan=plan, scheme="gather", group=group)
+    assert hd.kept_memory(group) == 0
+    assert torch.equal(hd.attention(q, k, v, plan=plan, scheme="gather"), expected)
+    hd.release_memory()
+    assert hd.kept_memory() == 0
+    assert torch.equal(hd.attention(q, k, v, plan=plan, scheme="gather"), expected)
 
 
 def check_what_is_not_captured(rank, ranks):
@@ -196,8 +310,10 @@ def worlds():
         (dataclasses.replace(decode_ranks.cases()[0], **wide),),
     )
     functions = [check_without_waiting, check_decode_kernels, check_refused_gradients, check_split_weights]
+    functions += [check_checkpointing, check_under_load]
     if torch.cuda.device_count() > 1:
-        functions += [check_in_a_graph, check_decode_in_a_graph, check_what_is_not_captured]
+        functions += [check_in_a_graph, check_gradients_in_a_graph, check_decode_in_a_graph, check_what_is_not_captured]
+        functions += [check_peers]
     others = {function.__name__: (function, ()) for function in functions}
     ranks = min(max(torch.cuda.device_count(), 2), 4)
     out = {"gpus": (ranks, of_cases | of_decode | others)}

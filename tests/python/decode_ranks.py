@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from distributed_ranks import DEVICE, SECONDS
 from heddle.distributed.ranks import Ranks, all_gather_of_torch
+from ranks_kit import copies_over_gloo
 
 
 @dataclass
@@ -148,10 +149,13 @@ def check_case(case, rank, ranks):
     if case.causal == "none" and case.window == (-1, -1) and not case.alibi:
         offsets = dict(key_step=key_step)
 
-    def run():
-        return hd.decode(q, k_cache, v_cache, causal=case.causal, timeout=SECONDS, **told, **offsets, **options)
+    def run(timeout=SECONDS):
+        return hd.decode(q, k_cache, v_cache, causal=case.causal, timeout=timeout, **told, **offsets, **options)
 
     first = run()
+    with copies_over_gloo(DEVICE == "cpu"):
+        by_copies = run(timeout=None)  # on GPUs that reach each other's memory
+    assert all(torch.equal(a, b) for a, b in zip(first, by_copies)), "others' memory is read, and bits differ"
     gather = all_gather_of_torch()
     with (
         mock.patch.object(dist, "batch_isend_irecv", wraps=dist.batch_isend_irecv) as sent,
@@ -211,7 +215,7 @@ def check_collective(rank, ranks):
         return torch.cat([x.flatten() for x in hd.decode(q, *cache, held, return_lse=True, **options)])
 
     right = run()
-    with mock.patch.object(Ranks, "_backend", lambda ranks, device: "nccl"):
+    with mock.patch.object(Ranks, "backend", lambda ranks, device: "nccl"):
         assert torch.equal(run(), right)
         assert torch.equal(run(timeout=SECONDS), right)
 

@@ -1,18 +1,92 @@
 """What is counted of exchanges between ranks, and how calls are made to go in parts or late."""
 
 import contextlib
+import sys
 
 import torch
-from heddle.distributed import keys
+import torch.distributed as dist
+from heddle.distributed import copies, keys
+from heddle.distributed.peers import Peers
 from heddle.distributed.ranks import Ranks
 
 
+class PeersOverGloo(Peers):
+    """Memory of a process that others write, without GPUs: what is pushed is sent, and comes when it is awaited; until then it is NaN."""
+
+    def __init__(self, rank, ranks, size):
+        self.rank, self.ranks, self.size = rank, ranks, size
+        self._memory = torch.empty(size, dtype=torch.uint8)
+        self._of_ranks = {rank: self._memory}  # as they were when ranks met, if they are read
+        self._sent = []
+
+    def begin(self):
+        self._memory.fill_(255)
+        self.meet()
+
+    def end(self):
+        while self._sent:
+            work, _ = self._sent.pop()
+            work.wait()
+
+    def meet(self):
+        if len(self._of_ranks) == 1:
+            dist.barrier()
+        else:
+            dist.all_gather([self._of_ranks[r] for r in range(self.ranks)], self._memory.clone())
+
+    def room(self, offset, shape, dtype, rank=None):
+        memory = self._of_ranks.setdefault(self.rank if rank is None else rank, torch.empty_like(self._memory))
+        size = torch.Size(shape).numel() * dtype.itemsize
+        assert offset + size <= self.size, (offset, shape, self.size)
+        return memory[offset : offset + size].view(dtype).view(*shape)
+
+    def push(self, moves, kind, slot):
+        of_ranks = {}
+        for x, to, offset in moves:
+            assert x.is_contiguous() and x.numel() > 0
+            of_ranks.setdefault(to, []).append((x.flatten().view(torch.uint8).clone(), offset))
+        for to, parts in of_ranks.items():
+            where = torch.zeros(1 + 2 * copies._MOST_COPIES * 2, dtype=torch.int64)
+            numbers = [len(parts), *(n for x, offset in parts for n in (offset, len(x)))]
+            where[: len(numbers)] = torch.tensor(numbers)
+            for x in (where, *(x for x, _ in parts)):
+                self._sent.append((dist.isend(x, to, tag=self._channel(kind, slot)), x))
+
+    def await_from(self, rank, kind, slot):
+        tag = self._channel(kind, slot)
+        where = torch.zeros(1 + 2 * copies._MOST_COPIES * 2, dtype=torch.int64)
+        dist.recv(where, rank, tag=tag)
+        for n in range(int(where[0])):
+            offset, size = where[1 + 2 * n : 3 + 2 * n].tolist()
+            dist.recv(self._memory[offset : offset + size], rank, tag=tag)
+
+    def pushed(self):
+        return None
+
+
+@contextlib.contextmanager
+def copies_over_gloo(wanted):
+    """Calls without a timeout go as they do where GPUs' copy engines carry what is sent."""
+    # Functions have the modules' names.
+    modules = [sys.modules[f"heddle.distributed.{name}"] for name in ("attention", "decode")] if wanted else []
+    before = [(module, module.reach_each_other, module.peers_of) for module in modules]
+    for module in modules:
+        module.reach_each_other = lambda ranks, device: ranks.size > 1
+        module.peers_of = lambda ranks, device, size: PeersOverGloo(ranks.rank, ranks.size, size)
+    try:
+        yield
+    finally:
+        for module, reach_each_other, peers_of in before:
+            module.reach_each_other, module.peers_of = reach_each_other, peers_of
+
+
 class Counted:
-    """Counts what this process sends over a group, but for what is compared."""
+    """Counts what this process sends over a group, or writes for others, but for what is compared."""
 
     def __init__(self):
         self.sent = 0
         self._start = Ranks.start
+        self._pushes = [(kind, kind.push) for kind in (Peers, PeersOverGloo)]
 
     def __enter__(self):
         def start(ranks, moves, what):
@@ -22,22 +96,31 @@ class Counted:
             return self._start(ranks, moves, what)
 
         Ranks.start = start
+        for kind, push in self._pushes:
+
+            def pushed(peers, moves, *where, push=push):
+                self.sent += sum(x.numel() * x.element_size() for x, *_ in moves)
+                return push(peers, moves, *where)
+
+            kind.push = pushed
         return self
 
     def __exit__(self, *_):
         Ranks.start = self._start
+        for kind, push in self._pushes:
+            kind.push = push
 
 
 @contextlib.contextmanager
 def heads_in_parts(one_by_one):
     """Whether calls as small as these take key heads one after the other, as large ones do."""
-    before = keys._LEAST_WORK
+    before = keys.LEAST_WORK
     if one_by_one:
-        keys._LEAST_WORK = 1e-9
+        keys.LEAST_WORK = copies.LEAST_WORK = 1e-9
     try:
         yield
     finally:
-        keys._LEAST_WORK = before
+        keys.LEAST_WORK = copies.LEAST_WORK = before
 
 
 class Late:

@@ -7,6 +7,7 @@ import concurrent.futures
 import contextlib
 import importlib.util
 import sys
+import threading
 
 import distributed_ranks
 import heddle.distributed as hd
@@ -205,6 +206,26 @@ def check_checkpointing_outside(rank, ranks):
     raise AssertionError("nothing was said")
 
 
+def check_checkpointing_in_a_thread(rank, ranks):
+    """A backward of GPUs' tensors runs in a thread of autograd's own, as one does here: what it computes again is served."""
+    plan = hd.plan(8, ranks, heads=2, head_size=16)
+    torch.manual_seed(rank)
+    given = torch.randn(1, 2, plan.rows_of(rank), 16)
+    layer = lambda x: F.scaled_dot_product_attention(x, x, x)
+    found = []
+    for reentrant in (None, True, False):
+        x = given.clone().requires_grad_()
+        with hd.sdpa(plan, timeout=SECONDS):
+            out = (
+                layer(x) if reentrant is None else torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=reentrant)
+            )
+            thread = threading.Thread(target=out.square().sum().backward)
+            thread.start()
+            thread.join()
+        found.append(x.grad)
+    assert all(torch.equal(found[0], each) for each in found), found
+
+
 def worlds():
     checks = {
         "calls": (check_calls, ()),
@@ -213,6 +234,7 @@ def worlds():
         "encoder": (check_encoder, ()),
         "autocast": (check_autocast, ()),
         "checkpointing_outside": (check_checkpointing_outside, ()),
+        "checkpointing_in_a_thread": (check_checkpointing_in_a_thread, ()),
     }
     out = {"2": (2, checks)}
     if importlib.util.find_spec("transformers"):

@@ -12,6 +12,7 @@ from . import operators as _operators  # noqa: F401
 from .attention import attention
 from .decode import decode
 from .nsa import parallel_nsa
+from .peers import kept_memory, release_memory
 from .plan import Costs, Plan, Run, SchemeCost, plan
 from .sdpa import SDPA, sdpa
 from .shards import shard, unshard
@@ -25,8 +26,10 @@ __all__ = [
     "SchemeCost",
     "attention",
     "decode",
+    "kept_memory",
     "parallel_nsa",
     "plan",
+    "release_memory",
     "sdpa",
     "shard",
     "sparse_attention",

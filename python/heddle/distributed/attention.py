@@ -12,8 +12,10 @@ from torch.autograd.function import once_differentiable
 
 from .._options import flag
 from ..gradients import attention_backward
+from .copies import KeysByCopies, copied, room_of
 from .heads import HeadsForRows
 from .keys import KeysToRows
+from .peers import peers_of, reach_each_other
 from .pieces import RowGradients, layout_of
 from .plan import Plan, SchemeName
 from .ranks import Ranks, name_of
@@ -157,7 +159,12 @@ def begun(
             f"[{_NAME}] deterministic is True, the plan's order is 'striped' and its window {plan._window}: rows of a rank stand "
             f"{plan.ranks} positions apart, and gradients of a window that is narrower have no order on GPUs; set it to False"
         )
-    ranks.agree(
+    reached = reach_each_other(ranks, q.device)
+    layout = None if chosen in ("ulysses", "2d") else layout_of(plan, ranks.rank, chosen, q.device)
+    room = 0
+    if reached and timeout is None and layout is not None and copied(layout, chosen, q.shape[0]):
+        room = room_of(layout, ranks.size, q, k, v, wanted)
+    room = ranks.agree(
         {
             "plan": _signed(plan._native.digest),
             "scheme": _SCHEMES.index(chosen),
@@ -175,30 +182,19 @@ def begun(
             "sink": int(sink is not None),
             "whether gradients are wanted": int(wanted),
             "whether a gradient of the sink is": int(wants_sink),
+            "whether a timeout is given": int(timeout is not None),
         },
         _SHOWN,
         q.device,
+        room,
     )
-    return call_of(ranks, q, alibi_slopes, plan, scheme, scale, softcap, deterministic)
-
-
-def call_of(
-    ranks: Ranks,
-    q: torch.Tensor,
-    alibi_slopes: torch.Tensor | None,
-    plan: Plan,
-    scheme: str,
-    scale: float | None,
-    softcap: float,
-    deterministic: bool,
-) -> KeysToRows | HeadsForRows:
-    """What computes a call, forward and backward."""
-    chosen, ulysses, across = _scheme(plan, scheme)
     scores = {"scale": _scale(q, scale), "softcap": softcap, "alibi_slopes": alibi_slopes}
     options = scores | {"deterministic": deterministic}
-    if chosen in ("ulysses", "2d"):
+    if layout is None:
         return HeadsForRows(ranks, plan, ulysses, across, options, q.device)
-    return KeysToRows(ranks, layout_of(plan, ranks.rank, chosen, q.device), chosen, options)
+    if room:
+        return KeysByCopies(ranks, layout, chosen, options, peers_of(ranks, q.device, room))
+    return KeysToRows(ranks, layout, chosen, options)
 
 
 def _scheme(plan: Plan, scheme: str) -> tuple[str, int, str]:

@@ -10,6 +10,7 @@ from .._options import causal_code, flag, pair
 from ..functional import attention, merge_attention
 from ..hosts import offsets
 from .attention import DEVICES, _bits, _number, check_device
+from .peers import peers_of, reach_each_other
 from .pieces import CAUSAL_NAMES
 from .ranks import Ranks, name_of
 
@@ -183,12 +184,15 @@ def decoded(
     ranks = Ranks(_NAME, None, group, timeout)
     scale = q.shape[3] ** -0.5 if scale is None else float(scale)
     batch, rows, heads, _ = q.shape
-    ranks.agree(
+    behind, count = batch * rows * heads * v_cache.shape[3], batch * rows * heads
+    length = (behind + count + 3) // 4 * 4  # the kernels of decoding write rows of 16 bytes
+    reached = reach_each_other(ranks, q.device)
+    room = ranks.agree(
         {
-            "operation": _OPERATION,
             "batch": batch,
             "rows": rows,
             "heads": heads,
+            "kv_heads": k_cache.shape[2],
             "head_size": q.shape[3],
             "head_size_v": v_cache.shape[3],
             "dtype": _DTYPES.index(q.dtype),
@@ -199,19 +203,25 @@ def decoded(
             "softcap": _bits(softcap),
             "alibi_slopes": int(alibi_slopes is not None),
             "sink": int(sink is not None),
+            "whether a timeout is given": int(timeout is not None),
         },
         _SHOWN,
         q.device,
+        4 * length if reached and timeout is None else 0,
     )
-    behind, count = batch * rows * heads * v_cache.shape[3], batch * rows * heads
 
     def parts_of(message: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """o [B, Sq, H, Dv] and lse [B, H, Sq], as they lie in a message."""
         o, lse = message[:behind], message[behind : behind + count]
         return o.view(batch, rows, heads, v_cache.shape[3]), lse.view(batch, heads, rows)
 
-    # The kernels of decoding write rows of 16 bytes.
-    messages = torch.empty(ranks.size, (behind + count + 3) // 4 * 4, device=q.device)
+    peers = peers_of(ranks, q.device, room) if room else None
+    messages: Any  # of each rank
+    if peers is None:
+        messages = torch.empty(ranks.size, length, device=q.device)
+    else:
+        messages = [peers.room(0, (length,), torch.float32, r) for r in range(ranks.size)]
+        peers.begin()
     o, lse = parts_of(messages[ranks.rank])
     attention(
         q,
@@ -235,13 +245,16 @@ def decoded(
         out=o,
         lse_out=lse,
     )
-    ranks.fill(messages, "partial results gathered")
+    if peers is None:
+        ranks.fill(messages, "partial results gathered")
+    else:
+        peers.meet()
     os, lses = zip(*map(parts_of, messages))
-    return merge_attention(os, lses, sink, out=torch.empty(o.shape, dtype=q.dtype, device=q.device))
+    merged = merge_attention(os, lses, sink, out=torch.empty(o.shape, dtype=q.dtype, device=q.device))
+    if peers is not None:
+        peers.end()
+    return merged
 
-
-#: A word that no other operation's comparison of ranks has.
-_OPERATION = 0x6465636F6465
 
 _SHOWN: dict[str, Callable[[int], object]] = {
     "dtype": _DTYPES.__getitem__,

@@ -95,13 +95,13 @@ def _paired(
 
 
 #: Floating-point operations of a pair of a row and a key over D + Dv.
-_FORWARD, _BACKWARD = 2, 5
+FORWARD, BACKWARD = 2, 5
 #: The least of them that a part of the heads is to have, some 100 ms of an H200: next to that its calls and copies are nothing. And how
 #: many parts save all the memory that is worth it.
-_LEAST_WORK, _MOST_PARTS = 7e13, 8
+LEAST_WORK, MOST_PARTS = 7e13, 8
 
 
-class _Arrival:
+class Arrival:
     """Keys and values on their way: transfers of what the first piece has, and of the rest. put: what comes in one message, and goes to
     its places then."""
 
@@ -124,7 +124,7 @@ class _Arrival:
         self._put = []
 
 
-def _sum_runs(total: torch.Tensor, shares: list[Share], of_ranks: list[list[torch.Tensor]]) -> None:
+def sum_runs(total: torch.Tensor, shares: list[Share], of_ranks: list[list[torch.Tensor]]) -> None:
     """total [rows, heads, size]: of each row the sum of the ranks that had it, in their order, float32 and then rounded."""
     runs = [(run, part) for share, parts in zip(shares, of_ranks) for run, part in zip(share.out_of or [], parts)]
     edges = sorted({0, len(total), *(edge for run, _ in runs for edge in (run.start, run.stop))})
@@ -161,7 +161,7 @@ class KeysToRows:
         arrival.await_all()
         return arrival.k, arrival.v
 
-    def _arriving(self, k: torch.Tensor, v: torch.Tensor, before: _Arrival | None = None) -> _Arrival:
+    def _arriving(self, k: torch.Tensor, v: torch.Tensor, before: Arrival | None = None) -> Arrival:
         """Those of at_once(), on their way in two exchanges: what receivers' first pieces have, and the rest. before: of other heads, whose
         memory they may have."""
         shares, own = self.layout.shares, self.ranks.rank
@@ -194,7 +194,7 @@ class KeysToRows:
         transfers = [self.ranks.start(first, what), self.ranks.start(rest, what)]
         for x, whole in ((k, all_k), (v, all_v)):
             _keep(whole, x, shares[own])
-        return _Arrival(all_k, all_v, transfers, put)
+        return Arrival(all_k, all_v, transfers, put)
 
     def passed_round(
         self, k: torch.Tensor, v: torch.Tensor
@@ -227,7 +227,7 @@ class KeysToRows:
         batch, rows, heads, _ = q.shape
         o = q.new_empty(batch, rows, heads, v.shape[3])
         lse = torch.empty(batch, heads, rows, device=q.device)
-        for part, arrival in self._parts(q, k, v, _FORWARD):
+        for part, arrival in self._parts(q, k, v, FORWARD):
             q_part, o_part, lse_part = q[:, :, part.heads], o[:, :, part.heads], lse[:, part.heads]
             if not self.layout.whole:
                 arrival.await_all()
@@ -267,7 +267,7 @@ class KeysToRows:
             return
         room: tuple[torch.Tensor, torch.Tensor] | None = None
         rooms: list[list[list[torch.Tensor]]] = []
-        for part, arrival in self._parts(rows.q, k, v, _BACKWARD):
+        for part, arrival in self._parts(rows.q, k, v, BACKWARD):
             if room is None:
                 room = torch.empty(arrival.k.shape, device=k.device), torch.empty(arrival.v.shape, device=k.device)
             dk_share, dv_share = (x.zero_() for x in room)
@@ -288,12 +288,12 @@ class KeysToRows:
 
     def _parts(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, of_pass: int
-    ) -> Iterator[tuple[HeadShare, _Arrival]]:
+    ) -> Iterator[tuple[HeadShare, Arrival]]:
         """Key heads with their query heads, all or some at a time, and their keys, in the same memory: what an exchange has had the
         allocator gives out again only when the GPU is through with it, which the host is far ahead of."""
         kv_heads, group = k.shape[2], q.shape[2] // k.shape[2]
         size = kv_heads // self._count_of_parts(q, k, v, of_pass)
-        arrival: _Arrival | None = None
+        arrival: Arrival | None = None
         for begin in range(0, kv_heads, size):
             part = HeadShare(slice(begin * group, (begin + size) * group), slice(begin, begin + size))
             arrival = self._arriving(k[:, :, part.kv_heads], v[:, :, part.kv_heads], arrival)
@@ -303,7 +303,7 @@ class KeysToRows:
     def _count_of_parts(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, of_pass: int) -> int:
         """Of equal numbers of key heads; all ranks find the same."""
         work = of_pass * self.layout.pairs * q.shape[0] * q.shape[2] * (k.shape[3] + v.shape[3])
-        most = min(work / _LEAST_WORK, _MOST_PARTS)
+        most = min(work / LEAST_WORK, MOST_PARTS)
         return max((n for n in range(1, k.shape[2] + 1) if k.shape[2] % n == 0 and n <= most), default=1)
 
     def home(self, dk: torch.Tensor, dv: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -337,7 +337,7 @@ class KeysToRows:
         self.ranks.start(moves, what).wait()
         for total, parts in zip(totals, of_ranks):
             if all(_direct(total, share.out_of) is not None for share in shares):
-                _sum_runs(total[0], shares, parts)
+                sum_runs(total[0], shares, parts)
                 continue
             sums = torch.zeros(total.shape, device=total.device)
             for share, part in zip(shares, parts):

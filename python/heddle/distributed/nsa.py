@@ -114,7 +114,6 @@ def parallel_nsa(
     grads = torch.is_grad_enabled()
     ranks.agree(
         {
-            "operation": _OPERATION,
             **of_operands(q, k, v, plan, scale),
             "block_counts": count,
             "block_size": block_size,
@@ -182,10 +181,6 @@ def parallel_nsa(
     for part in gated[1:]:
         total = total + part
     return total.to(q.dtype)
-
-
-#: A word that no other operation's comparison of ranks has.
-_OPERATION = 0x6E7361
 
 
 def _pooled(ranks: Ranks, plan: Plan, k: torch.Tensor, v: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:

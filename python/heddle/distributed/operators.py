@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from ..hosts.torch.transforms import no_second_derivative
-from .attention import begun, call_of, gradients
+from .attention import begun, gradients
 from .decode import decoded
 from .plan import plan_of
-from .ranks import Ranks, group_of
+from .ranks import group_of
 
 _LIBRARY = torch.library.Library("heddle", "FRAGMENT")
 
@@ -78,9 +78,8 @@ def _backward_kernel(
     wants_sink: bool,
 ) -> tuple[torch.Tensor, ...]:
     with torch.no_grad():
-        of_handle = plan_of(plan)
-        ranks = Ranks("distributed.attention", of_handle, group_of(group), timeout)
-        call = call_of(ranks, q, alibi_slopes, of_handle, scheme, scale, softcap, deterministic)
+        how = (scheme, scale, softcap, deterministic, timeout, wanted, wants_sink)
+        call = begun(q, k, v, sink, alibi_slopes, plan_of(plan), group_of(group), *how)
         dq, dk, dv, dsink = gradients(call, q, k, v, sink, o, lse, d_o, d_lse, wants_sink)
         return dq, dk, dv, q.new_empty(0, dtype=torch.float32) if dsink is None else dsink
 

@@ -90,14 +90,16 @@ class Share(NamedTuple):
     """What goes between this rank and another one.
 
     places: where the other's keys lie in this rank's buffer of keys; given: of this rank's own keys those that go to the other; int64.
-    into, out_of: the same as slices, where they are no more than a few runs that lie one behind the other on both ranks. first_into,
-    first_out_of: of each of these runs, or of all there is where there are none, whether the first piece of its receiver has it.
+    into, out_of: the same as slices, where they are no more than a few runs that lie one behind the other on both ranks; there: where the
+    receiver puts out_of. first_into, first_out_of: of each of these runs, or of all there is where there are none, whether the first
+    piece of its receiver has it.
     """
 
     places: torch.Tensor
     given: torch.Tensor
     into: list[slice] | None
     out_of: list[slice] | None
+    there: list[slice] | None
     first_into: list[bool]
     first_out_of: list[bool]
 
@@ -114,10 +116,10 @@ def share_of(
     """theirs: the other's rows that come, places: where they go; given: this rank's rows that go, at: where the other puts them. int64
     arrays, in the order of sending. first, first_there: the keys of this rank's first piece, and of the other's, as they lie in the
     buffer; None: all."""
-    into, first_into = _runs(places, theirs, _among(places, first))
-    out_of, first_out_of = _runs(given, at, _among(at, first_there))
+    into, _, first_into = _runs(places, theirs, _among(places, first))
+    out_of, there, first_out_of = _runs(given, at, _among(at, first_there))
     return Share(
-        torch.from_numpy(places.copy()), torch.from_numpy(given.copy()), into, out_of, first_into, first_out_of
+        torch.from_numpy(places.copy()), torch.from_numpy(given.copy()), into, out_of, there, first_into, first_out_of
     )
 
 
@@ -125,15 +127,17 @@ def _among(places: Any, first: slice | None) -> Any:
     return np.full(len(places), True) if first is None else (places >= first.start) & (places < first.stop)
 
 
-def _runs(here: Any, there: Any, early: Any) -> tuple[list[slice] | None, list[bool]]:
-    """Slices of `here` that are runs in both and of one kind, early or not, if they are few, and of which kind: both ranks find the same."""
+def _runs(here: Any, there: Any, early: Any) -> tuple[list[slice] | None, list[slice] | None, list[bool]]:
+    """Slices of `here`, and of `there`, that are runs in both and of one kind, early or not, if they are few, and of which kind: both ranks
+    find the same."""
     if len(here) == 0:
-        return [], []
+        return [], [], []
     cuts = np.flatnonzero((np.diff(here) != 1) | (np.diff(there) != 1) | (early[1:] != early[:-1])) + 1
     if len(cuts) >= _MOST_RUNS:
-        return None, [bool(early.any())]
+        return None, None, [bool(early.any())]
     begins, ends = [0, *cuts.tolist()], [*cuts.tolist(), len(here)]
-    return [slice(int(here[a]), int(here[a]) + b - a) for a, b in zip(begins, ends)], [bool(early[a]) for a in begins]
+    of_here, of_there = ([slice(int(x[a]), int(x[a]) + b - a) for a, b in zip(begins, ends)] for x in (here, there))
+    return of_here, of_there, [bool(early[a]) for a in begins]
 
 
 class Layout(NamedTuple):
@@ -141,7 +145,8 @@ class Layout(NamedTuple):
 
     lengths: how many rows each rank has. steps: pieces, of ``ring`` one list for each rank whose keys come by, else one list. whole:
     each row is in one piece, so that nothing is merged. keys: how many a rank has at once, but in ``ring``: all in the whole's order,
-    or those that it needs. shares: with each rank, but in ``ring``. pairs: (row, key) pairs of a head, the most of all ranks.
+    or those that it needs. shares: with each rank, but in ``ring``. pairs: (row, key) pairs of a head, the most of all ranks. most_keys,
+    most_shared: the most that a rank has at once, and the most of them that are another one's.
     """
 
     lengths: list[int]
@@ -150,6 +155,8 @@ class Layout(NamedTuple):
     keys: int
     shares: list[Share]
     pairs: float = 0
+    most_keys: int = 0
+    most_shared: int = 0
 
 
 def layout_of(plan: Plan, rank: int, scheme: str, device: torch.device) -> Layout:
@@ -164,18 +171,27 @@ def layout_of(plan: Plan, rank: int, scheme: str, device: torch.device) -> Layou
             return Layout(lengths, steps, once, plan.rows, [])
         first = [_keys_of_first(plan._native.pieces(r, scheme)) for r in ranks]
         if scheme == "gather":
-            keys = plan.rows
+            keys, most_keys, most_shared = plan.rows, plan.rows, max(lengths)
             rows = [plan.rows_of_rank(r).numpy() for r in ranks]
             local = np.arange(lengths[rank])
             shares = [share_of(np.arange(lengths[r]), rows[r], local, rows[rank], first[rank], first[r]) for r in ranks]
         else:
             needed = [np.frombuffer(plan._native.needed_keys(r), np.int64) for r in ranks]
             keys, shares = len(needed[rank]), shares_of_needs(plan, rank, needed, first)
+            most_keys, most_shared = max(map(len, needed)), _most_shared(plan, needed)
         pairs = max(plan.pairs(r) for r in ranks)
-        return Layout(lengths, steps, once, keys, [share.to(device) for share in shares], pairs)
+        shares = [share.to(device) for share in shares]
+        return Layout(lengths, steps, once, keys, shares, pairs, most_keys, most_shared)
 
     kept: Layout = plan._keep((scheme, rank, device), made)
     return kept
+
+
+def _most_shared(plan: Plan, needed: list[Any]) -> int:
+    """Of one rank's keys the most that another rank needs."""
+    owners = np.repeat(np.arange(plan.ranks), [plan.rows_of(r) for r in range(plan.ranks)])[plan.inverse()]
+    counts = [np.bincount(owners[keys], minlength=plan.ranks) for keys in needed]
+    return max((int(n) for r, each in enumerate(counts) for s, n in enumerate(each) if s != r), default=0)
 
 
 def _keys_of_first(steps: Any) -> slice:

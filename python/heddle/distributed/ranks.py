@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 import weakref
+import zlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -133,7 +134,7 @@ class Ranks:
     def fill(self, parts: torch.Tensor, what: str) -> None:
         """Every rank's part at its place in parts [size, ...], contiguous, where this one's lies already. Of the whole group. Over NCCL it
         is one collective; without a timeout it runs on the current stream."""
-        if self._backend(parts.device) != "nccl" or parts.numel() == 0:
+        if self.backend(parts.device) != "nccl" or parts.numel() == 0:
             self.start([(parts[self.rank], r, parts[r], r) for r in self._others()], what).wait()
             return
         self._refuse_captured(parts, what)
@@ -174,7 +175,7 @@ class Ranks:
         """Raises unless the group carries tensors of the device. Of a GPU's gloo has some collectives, and no sends."""
         if self.group is None or self.size == 1:
             return
-        backend = self._backend(device)
+        backend = self.backend(device)
         if backend == "none" or (backend == "gloo" and device.type == "cuda"):
             raise ValueError(
                 f"[{self.operation}] tensors are on {device}, which the group does not carry (its backend for them: {backend}): the CPU needs "
@@ -182,32 +183,57 @@ class Ranks:
             )
 
     def agree(
-        self, words: dict[str, int], shown: dict[str, Callable[[int], object]], device: torch.device | None = None
-    ) -> None:
+        self,
+        words: dict[str, int],
+        shown: dict[str, Callable[[int], object]],
+        device: torch.device | None = None,
+        room: int = 0,
+    ) -> int:
         """Compares with all ranks what this group has not compared yet; every rank raises where they differ. shown: what errors make
-        of a number that says nothing itself. device: of the tensors that are to be exchanged; None: the CPU."""
+        of a number that says nothing itself. device: of the tensors that are to be exchanged; None: the CPU. Returns the largest `room` of
+        all ranks, as each gave it when the words were compared; 0 where one gave 0."""
         if self.group is None:
-            return
+            return room
         device = device or torch.device("cpu")
-        known = _agreed.setdefault(self.group, set())
-        own = tuple(words.values())
-        if (device.type, own) in known:
-            return
+        known = _agreed.setdefault(self.group, {})
+        operation, own = zlib.crc32(self.operation.encode()), tuple(words.values())
+        key = (device.type, operation, own)
+        if key in known:
+            return known[key] if room else 0
         self.serve(device)
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
                 f"[{self.operation}] the call is captured in a graph and ranks have not compared it: make it once before"
             )
-        numbers = torch.tensor(own, dtype=torch.int64, device=device)
-        of_rank = self.all_gather(numbers, [len(own)] * self.size, "plans compared")
+        # As many numbers for every operation, the operation first: one that another rank is at is told of, and not waited for.
+        assert len(own) < _NUMBERS - 2
+        padded = [operation, *own, *[0] * (_NUMBERS - 2 - len(own)), room]
+        of_rank = [
+            each.tolist()
+            for each in self.all_gather(
+                torch.tensor(padded, dtype=torch.int64, device=device), [_NUMBERS] * self.size, "plans compared"
+            )
+        ]
         for rank, theirs in enumerate(of_rank):
-            for name, first, here in zip(words, of_rank[0].tolist(), theirs.tolist()):
+            if theirs[0] != of_rank[0][0]:
+                raise ValueError(
+                    f"[{self.operation}] ranks do not agree: rank {rank} is at another operation than rank 0"
+                )
+            for name, first, here in zip(words, of_rank[0][1:], theirs[1:]):
                 if first != here:
                     show = shown.get(name, int)
                     raise ValueError(
                         f"[{self.operation}] ranks do not agree: {name} is {show(first)} on rank 0 and {show(here)} on rank {rank}"
                     )
-        known.add((device.type, own))
+        rooms = [theirs[-1] for theirs in of_rank]
+        known[key] = max(rooms) if all(rooms) else 0
+        return known[key]
+
+    def seconds(self, device: torch.device) -> float:
+        """That the group has a rank wait."""
+        assert self.group is not None
+        limit: timedelta = self.group._get_backend(device).options._timeout
+        return limit.total_seconds()
 
     def lost(self, what: str, whom: str, error: Exception) -> RuntimeError:
         within = "" if self.timeout is None else f", within {self.timeout.total_seconds():g} s"
@@ -221,7 +247,7 @@ class Ranks:
                 "what does not run yet"
             )
 
-    def _backend(self, device: torch.device) -> str:
+    def backend(self, device: torch.device) -> str:
         if self.group is None or self.size == 1:
             return "none"
         try:
@@ -239,4 +265,7 @@ class Ranks:
 
 
 #: What the ranks of each group have found to be the same.
-_agreed: weakref.WeakKeyDictionary[dist.ProcessGroup, set[tuple[str, tuple[int, ...]]]] = weakref.WeakKeyDictionary()
+_agreed: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[tuple[str, int, tuple[int, ...]], int]] = (
+    weakref.WeakKeyDictionary()
+)
+_NUMBERS = 24  # of what is compared

@@ -74,7 +74,7 @@ class SDPA:
 
     def __enter__(self) -> Self:
         self._served = False
-        _stand_in()
+        _stand_in(self)
         _inside().append(self)
         self._mode.__enter__()
         return self
@@ -82,7 +82,7 @@ class SDPA:
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         self._mode.__exit__(kind, error, traceback)
         _inside().remove(self)
-        _give_back()
+        _give_back(self)
         if kind is None and not self._served:
             raise RuntimeError(
                 f"[{_NAME}] nothing called torch.nn.functional.scaled_dot_product_attention: if a model ran, each rank attended its own "
@@ -162,7 +162,7 @@ _KEYS = ("CPU", "AutogradCPU", "CUDA", "AutogradCUDA")
 
 _lock = threading.Lock()
 _libraries: list[torch.library.Library] = []  # the one that has the operator, while there is one
-_entered = 0
+_entered: list[tuple[int, SDPA]] = []  # with the thread that is inside
 _fastpath = True  # torch's own setting, while it is off
 _of_thread = threading.local()
 
@@ -176,17 +176,31 @@ def _inside() -> list[SDPA]:
 
 
 def _instead(*args: Any, **kwargs: Any) -> Any:
-    inside = _inside()
-    return inside[-1].attention(*args, **kwargs) if inside else _OPERATOR.decompose(*args, **kwargs)
+    serving = _serving()
+    return _OPERATOR.decompose(*args, **kwargs) if serving is None else serving.attention(*args, **kwargs)
 
 
-def _stand_in() -> None:
+def _serving() -> SDPA | None:
+    if inside := _inside():
+        return inside[-1]
+    # A backward, which of GPUs' tensors runs in a thread of autograd's own: what is computed again there belongs to the thread that waits.
+    if not _entered or torch._C._current_graph_task_id() == -1:
+        return None
+    entered = list(_entered)
+    if len({thread for thread, _ in entered}) > 1:
+        raise RuntimeError(
+            f"[{_NAME}] a backward computes attention again and several threads are inside of a `with`: which of them waits for it cannot be told"
+        )
+    return entered[-1][1]
+
+
+def _stand_in(entering: SDPA) -> None:
     """The operator itself, rather than a function of Python, so that whoever holds the function, calls it from C++, or computes again in
     a backward, is served. torch's TransformerEncoderLayer has a way past it for inference, which is closed meanwhile."""
-    global _entered, _fastpath
+    global _fastpath
     with _lock:
-        _entered += 1
-        if _entered > 1:
+        _entered.append((threading.get_ident(), entering))
+        if len(_entered) > 1:
             return
         library = torch.library.Library("aten", "IMPL")
         for key in _KEYS:
@@ -196,10 +210,9 @@ def _stand_in() -> None:
         torch.backends.mha.set_fastpath_enabled(False)
 
 
-def _give_back() -> None:
-    global _entered
+def _give_back(leaving: SDPA) -> None:
     with _lock:
-        _entered -= 1
-        if _entered == 0:
+        _entered.remove((threading.get_ident(), leaving))
+        if not _entered:
             _libraries.pop()._destroy()
             torch.backends.mha.set_fastpath_enabled(_fastpath)

@@ -133,7 +133,6 @@ def sparse_attention(
     scale = _scale(q, None if scale is None else float(scale))
     ranks.agree(
         {
-            "operation": _OPERATION,
             **of_operands(q, k, v, plan, scale),
             "block_size": block_size,
             "query_rows": query_rows,
@@ -163,10 +162,6 @@ def over_lists(
         q, k, v, sink, _ListedKeysToRows(ranks, plan, lists, scale, out_dtype)
     )
     return found
-
-
-#: A word that no other operation's comparison of ranks has.
-_OPERATION = 0x6C69737473
 
 
 def of_operands(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: Plan, scale: float) -> dict[str, int]:

@@ -1,0 +1,222 @@
+"""Memory of a rank that the other ranks of its host write and read: torch's symmetric memory.
+
+What is written goes by copy engines, on a stream of its own: no multiprocessor takes part in it, so a rank that waits for another one
+slows nothing down, and what is sent is hidden behind products however far the other rank has come.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .ranks import Ranks
+
+#: "nccl": nothing goes by copy engines. Ranks that do not say the same use NCCL, too.
+VARIABLE = "HEDDLE_RANKS_EXCHANGE"
+
+#: What is awaited from another rank: keys of its first piece, the other keys, gradients.
+FIRST, REST, GRADIENTS = range(3)
+SLOTS = 2  # of what comes of each kind, by turns
+
+
+def reach_each_other(ranks: Ranks, device: torch.device) -> bool:
+    """Whether the ranks of a group have their GPUs in one host, and reach each other's memory; the same on all of them. It is found out
+    once, by an exchange."""
+    if ranks.group is None or ranks.size == 1 or device.type != "cuda" or ranks.backend(device) != "nccl":
+        return False
+    found = _served.get(ranks.group)
+    if found is None:
+        if torch.cuda.is_current_stream_capturing():
+            return False  # nothing has been compared, and what compares refuses
+        numbers = torch.tensor([_host(device), device.index, int(_able(device))], dtype=torch.int64, device=device)
+        of_rank = ranks.all_gather(numbers, [len(numbers)] * ranks.size, "places of ranks compared")
+        hosts, places, able = zip(*(each.tolist() for each in of_rank))
+        found = all(able) and len(set(hosts)) == 1 and len(set(places)) == ranks.size
+        found = found and all(
+            torch.cuda.can_device_access_peer(device.index, place) for place in places if place != device.index
+        )
+        # Of two GPUs one may reach the other and not be reached.
+        reached = ranks.all_gather(numbers.new_tensor([int(found)]), [1] * ranks.size, "places of ranks compared")
+        found = all(int(each) for each in reached)
+        _served[ranks.group] = found
+    return found
+
+
+def _able(device: torch.device) -> bool:
+    if os.environ.get(VARIABLE, "") == "nccl":
+        return False
+    try:
+        from torch._C._distributed_c10d import _SymmetricMemory as memory  # noqa: N813
+        from torch.distributed import _symmetric_memory as symmetric
+    except ImportError:
+        return False
+    return all(hasattr(memory, name) for name in ("get_signal_pad", "barrier", "wait_signal")) and hasattr(
+        symmetric, "rendezvous"
+    )
+
+
+def _host(device: torch.device) -> int:
+    """A number of the host, and of what of it this process sees: handles of memory go through its files and its process ids."""
+    import hashlib
+
+    seen = [os.uname().nodename]
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            seen.append(file.read())
+        seen += [os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "net", "mnt")]
+    except OSError:
+        pass
+    return int.from_bytes(hashlib.sha256("\n".join(seen).encode()).digest()[:7], "big")
+
+
+def peers_of(ranks: Ranks, device: torch.device, size: int) -> Peers:
+    """Those of a group, with room for at least so many bytes, the same number on all ranks, all of which call this. The room is kept for
+    the next call."""
+    assert ranks.group is not None
+    kept = _kept.get(ranks.group)
+    if kept is None or kept.size < size:
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                f"[{ranks.operation}] the call is captured in a graph and there is no memory for it between the ranks: make it once before"
+            )
+        torch.cuda.synchronize(device)  # others may still write to, or read, the memory that goes
+        fresh = Peers(ranks, device, max(size, 1 << 21))
+        if kept is not None and kept.captured:
+            fresh.behind = kept  # a graph has its addresses
+        _kept[ranks.group] = kept = fresh
+    return kept
+
+
+class Peers:
+    """All ranks make the same calls in the same order, but for what they push and await, which must belong together."""
+
+    def __init__(self, ranks: Ranks, device: torch.device, size: int) -> None:
+        from torch.distributed import _symmetric_memory as symmetric
+
+        assert ranks.group is not None
+        self.rank, self.ranks, self.size = ranks.rank, ranks.size, size
+        self.captured = False
+        self.behind: Peers | None = None
+        self._timeout = int(1e3 * ranks.seconds(device))  # of a kernel that waits
+        try:
+            self._buffer = symmetric.empty(size, dtype=torch.uint8, device=device)
+            self._handle: Any = symmetric.rendezvous(self._buffer, ranks.group.group_name)
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"[{ranks.operation}] memory that all ranks reach, {size} bytes on {device}: {error}; with {VARIABLE}=nccl there is none, and "
+                "NCCL carries what is exchanged"
+            ) from error
+        self._memory = [self._handle.get_buffer(r, (size,), torch.uint8) for r in range(self.ranks)]
+        flags = (1 + 3 * SLOTS) * self.ranks
+        self._flags = [self._handle.get_signal_pad(r, (flags,), torch.uint32) for r in range(self.ranks)]
+        self._one = torch.ones(1, dtype=torch.int32, device=device).view(torch.uint32)
+        self._stream = torch.cuda.Stream(device)
+        self._pushing = False  # since begin()
+        self._last: torch.cuda.Event | None = None
+        self._check_flags(device)
+
+    def _check_flags(self, device: torch.device) -> None:
+        """That a flag is where torch's own kernels have it: push() writes it without one of them."""
+        self.meet()
+        for r in self.others():
+            self._handle.put_signal(r, self._channel(FIRST, 0), self._timeout)
+        self.meet()
+        torch.cuda.synchronize(device)
+        own = self._flags[self.rank].view(torch.int32).tolist()
+        expected = [0] * len(own)
+        for r in self.others():
+            expected[self._channel(FIRST, 0) * self.ranks + r] = 1
+        for r in self.others():
+            self._handle.wait_signal(r, self._channel(FIRST, 0), self._timeout)
+        if own != expected:
+            raise RuntimeError(f"this torch {torch.__version__} has signals elsewhere; set {VARIABLE}=nccl")
+
+    def others(self) -> list[int]:
+        """Nearest first, so that not all ranks send to the same one at once."""
+        return [(self.rank + distance) % self.ranks for distance in range(1, self.ranks)]
+
+    @staticmethod
+    def _channel(kind: int, slot: int) -> int:
+        return 1 + SLOTS * kind + slot
+
+    def begin(self) -> None:
+        """Of a call on the current stream, which may be another than that of the call before. All that was before it on any rank is done."""
+        self._pushing = False
+        if torch.cuda.is_current_stream_capturing():
+            self.captured = True
+        elif self._last is not None:
+            torch.cuda.current_stream().wait_event(self._last)
+        self.meet()
+
+    def end(self) -> None:
+        """Behind it, what was pushed may be changed."""
+        if self._pushing:
+            torch.cuda.current_stream().wait_stream(self._stream)
+        if not torch.cuda.is_current_stream_capturing():
+            self._last = torch.cuda.Event()
+            self._last.record()
+
+    def meet(self) -> None:
+        """What follows on the current stream runs when all ranks' streams are here, and what was before is done on all of them."""
+        self._handle.barrier(0, self._timeout)
+
+    def room(self, offset: int, shape: Sequence[int], dtype: torch.dtype, rank: int | None = None) -> torch.Tensor:
+        """This rank's memory from a byte on, or another's."""
+        memory = self._memory[self.rank if rank is None else rank]
+        size = torch.Size(shape).numel() * dtype.itemsize
+        return memory[offset : offset + size].view(dtype).view(*shape)
+
+    def push(self, moves: Sequence[tuple[torch.Tensor, int, int]], kind: int, slot: int) -> None:
+        """Writes contiguous tensors into the memory of ranks, from a byte on, behind what is on the current stream: (tensor, rank,
+        offset). Of each rank that has any, await_from() there ends when they have come. They are to be kept until end()."""
+        self._pushing = True
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            for x, to, offset in moves:
+                self.room(offset, x.shape, x.dtype, to).copy_(x)
+            for to in dict.fromkeys(to for _, to, _ in moves):
+                at = self._channel(kind, slot) * self.ranks + self.rank
+                self._flags[to][at : at + 1].copy_(self._one)
+
+    def await_from(self, rank: int, kind: int, slot: int) -> None:
+        """What follows on the current stream has what that rank pushed."""
+        self._handle.wait_signal(rank, self._channel(kind, slot), self._timeout)
+
+    def pushed(self) -> torch.cuda.Event | None:
+        """When what was pushed until now has been read; None: nothing was."""
+        if not self._pushing:
+            return None
+        event = torch.cuda.Event()
+        event.record(self._stream)
+        return event
+
+
+def kept_memory(group: dist.ProcessGroup | None = None) -> int:
+    """Bytes of this rank's GPU that are kept between calls of ``attention`` and ``decode``, for the other ranks of the group to write to
+    and to read; outside of what torch's allocator counts. 0 where exchanges go over NCCL or gloo. None: the default group."""
+    found = _kept.get(_group(group))
+    total = 0
+    while found is not None:
+        total, found = total + found.size, found.behind
+    return total
+
+
+def release_memory(group: dist.ProcessGroup | None = None) -> None:
+    """Gives that memory back; every rank calls it, and the next call makes it anew. Graphs that were captured with it must not be run
+    again."""
+    if (found := _kept.pop(_group(group), None)) is not None:
+        found.meet()
+        torch.cuda.synchronize()
+
+
+def _group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    return dist.distributed_c10d._get_default_group() if group is None else group
+
+
+_served: weakref.WeakKeyDictionary[dist.ProcessGroup, bool] = weakref.WeakKeyDictionary()
+_kept: weakref.WeakKeyDictionary[dist.ProcessGroup, Peers] = weakref.WeakKeyDictionary()
