@@ -5,6 +5,7 @@
 
 #include "convert.h"
 #include "cuda/backend.h"
+#include "cuda/rank_memory.h"
 #include "cuda/validate.h"
 #include "heddle/error.h"
 #include "ops/validate.h"
@@ -28,6 +29,10 @@ void bind_runtime(nb::module_& module) {
       nb::arg("stream"));
   module.def(
       "raise_bad_indices", [](int gpu) { raise(cuda::take_bad_indices(gpu)); }, nb::arg("gpu"));
+  // Of the capture that a stream of the current GPU is in; 0: of none.
+  module.def(
+      "capture_id", [](std::uintptr_t stream) { return cuda::capture_id(reinterpret_cast<void*>(stream)); },
+      nb::arg("stream"));
   module.def("num_threads", &num_threads, nb::call_guard<nb::gil_scoped_release>());
   module.def("set_num_threads", &set_num_threads, nb::arg("threads"), nb::call_guard<nb::gil_scoped_release>());
   module.def("cpu_target", &cpu_target);

@@ -38,6 +38,9 @@ class KeptMemory {
 // Throws RuntimeError while the stream is captured: a graph would own what is taken.
 void refuse_capture(std::size_t bytes, void* stream);
 
+// A number of the capture that the stream is in, which no other has; 0: it is in none.
+std::uint64_t capture_id(void* stream);
+
 // From the host's memory, which may change once this returns; not while the stream is captured.
 void write_to_gpu(void* to, const void* from, std::size_t bytes, void* stream);
 // Waits for it.

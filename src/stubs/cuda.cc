@@ -81,6 +81,7 @@ void* KeptMemory::replace(void*, std::size_t, void*) { throw RuntimeError(kWitho
 void KeptMemory::give_back(void*) noexcept {}
 void KeptMemory::end_of_call(void*) noexcept {}
 void refuse_capture(std::size_t, void*) { throw RuntimeError(kWithout); }
+std::uint64_t capture_id(void*) { throw RuntimeError(kWithout); }
 void write_to_gpu(void*, const void*, std::size_t, void*) { throw RuntimeError(kWithout); }
 void read_from_gpu(void*, const void*, std::size_t, void*) { throw RuntimeError(kWithout); }
 void copy_on_gpu(void*, const void*, std::size_t, void*) { throw RuntimeError(kWithout); }

@@ -23,6 +23,10 @@ class PeersOverGloo(Peers):
         self._memory.fill_(255)
         self.meet()
 
+    def begin_turn(self):
+        self.begin()
+        return self.size // 2 // 256 * 256
+
     def end(self):
         while self._sent:
             work, _ = self._sent.pop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -12,10 +13,12 @@ from .peers import FIRST, GRADIENTS, REST, SLOTS, Peers
 from .pieces import HeadShare, Layout, RowGradients
 from .ranks import Ranks
 
-#: Floating-point operations that a part of the heads is to have, some 2.5 ms of an H200. What the first part waits for, and the last
-#: part's gradients, are not hidden behind products: a share of all. And how many parts hide all that is worth it. Where there is more
-#: work by far, parts are there to save memory, as keys.py has it.
-_PART_WORK, _HIDING_PARTS = 1.5e12, 4
+#: What the first part waits for, and the last part's gradients, are not hidden behind products: of n parts an n-th of all. Each part more
+#: costs what multiprocessors wait at the end of a call, some fifth of the time of a tile of so many rows. From bytes/s of a link and
+#: FLOP/s of a multiprocessor of an H200. A part has some 0.8 ms of products at least. Where there is more work by far, parts are there
+#: to save memory, as keys.py has it.
+_LINK, _MULTIPROCESSOR, _TILE, _TAIL = 350e9, 5e12, 128, 0.2
+_PART_WORK, _HIDING_PARTS = 5e11, 4
 #: Runs of rows of all sequences, each of which is a copy of k and one of v.
 _MOST_COPIES = 64
 _ALIGNED = 256
@@ -69,7 +72,7 @@ class KeysByCopies(KeysToRows):
             arrival = coming.arrival(n)
             yield part, arrival
             arrival.await_all()  # a rank may have no piece
-            coming.computed(n)
+            coming.computed(n, gradients=False)
         self.peers.end()
 
     def backward(
@@ -100,7 +103,7 @@ class KeysByCopies(KeysToRows):
             sent.append(coming.send_gradients(n, dk_share, dv_share))
             if n > 0:
                 self._sum(coming, n - 1, sums, dk, dv)
-            coming.computed(n)
+            coming.computed(n, gradients=True)
         self._sum(coming, last, sums, dk, dv)
         self.peers.end()
 
@@ -176,12 +179,13 @@ class _Coming:
                 awaited[REST].append(r)
         return _Arrived(rooms[0], rooms[1], self._peers, slot, awaited)
 
-    def computed(self, n: int) -> None:
-        """Of a part: its keys are of no use any more, and the gradients of the part before have been read."""
-        if n + 1 == len(self.parts):
-            return
-        self._peers.meet()
-        if n + SLOTS < len(self.parts):
+    def computed(self, n: int, *, gradients: bool) -> None:
+        """Of a part: its keys are of no use any more, and the gradients of the part before have been read. Ranks meet where they write
+        over either."""
+        sends, sends_gradients = n + SLOTS < len(self.parts), gradients and SLOTS <= n + 1 < len(self.parts)
+        if sends or sends_gradients:
+            self._peers.meet()
+        if sends:
             self._send(n + SLOTS)
 
     def own_room(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -248,9 +252,13 @@ class _Arrived(Arrival):
 
 def _parts_of(layout: Layout, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, of_pass: int) -> list[HeadShare]:
     """Of equal numbers of key heads; all ranks find the same."""
-    kv_heads, group = k.shape[2], q.shape[2] // k.shape[2]
-    work = of_pass * layout.pairs * q.shape[0] * q.shape[2] * (k.shape[3] + v.shape[3])
-    most = max(min(work / _PART_WORK, _HIDING_PARTS), min(work / LEAST_WORK, MOST_PARTS))
+    kv_heads, group, sizes = k.shape[2], q.shape[2] // k.shape[2], k.shape[3] + v.shape[3]
+    row_bytes = layout.most_early * k.element_size() + (4 * layout.most_others if of_pass == BACKWARD else 0)
+    exposed = row_bytes * q.shape[0] * kv_heads * sizes / _LINK
+    tail = _TAIL * _TILE * layout.most_keys * of_pass * sizes / _MULTIPROCESSOR
+    work = of_pass * layout.pairs * q.shape[0] * q.shape[2] * sizes
+    hiding = min(round(math.sqrt(exposed / tail)), work / _PART_WORK, _HIDING_PARTS) if tail > 0 else 1
+    most = max(hiding, min(work / LEAST_WORK, MOST_PARTS))
     size = kv_heads // max((n for n in range(1, kv_heads + 1) if kv_heads % n == 0 and n <= most), default=1)
     return [
         HeadShare(slice(begin * group, (begin + size) * group), slice(begin, begin + size))

@@ -207,7 +207,7 @@ def decoded(
         },
         _SHOWN,
         q.device,
-        4 * length if reached and timeout is None else 0,
+        2 * (4 * length + 256) if reached and timeout is None else 0,
     )
 
     def parts_of(message: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -220,8 +220,8 @@ def decoded(
     if peers is None:
         messages = torch.empty(ranks.size, length, device=q.device)
     else:
-        messages = [peers.room(0, (length,), torch.float32, r) for r in range(ranks.size)]
-        peers.begin()
+        at = peers.begin_turn()
+        messages = [peers.room(at, (length,), torch.float32, r) for r in range(ranks.size)]
     o, lse = parts_of(messages[ranks.rank])
     attention(
         q,

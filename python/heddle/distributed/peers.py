@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from .. import _heddle
 from .ranks import Ranks
 
 #: "nccl": nothing goes by copy engines. Ranks that do not say the same use NCCL, too.
@@ -117,6 +118,7 @@ class Peers:
         self._one = torch.ones(1, dtype=torch.int32, device=device).view(torch.uint32)
         self._stream = torch.cuda.Stream(device)
         self._pushing = False  # since begin()
+        self._turn, self._capture = 0, 0
         self._last: torch.cuda.Event | None = None
         self._check_flags(device)
 
@@ -146,17 +148,30 @@ class Peers:
 
     def begin(self) -> None:
         """Of a call on the current stream, which may be another than that of the call before. All that was before it on any rank is done."""
-        self._pushing = False
         if torch.cuda.is_current_stream_capturing():
             self.captured = True
         elif self._last is not None:
             torch.cuda.current_stream().wait_event(self._last)
         self.meet()
 
+    def begin_turn(self) -> int:
+        """begin() of a call whose ranks read each other's memory behind one meet(), and nothing else. Returns from which byte on this rank may
+        write, half of its memory at most: no other reads there any more, as it was at the other half in the call before, and all have
+        met since. What graphs did between calls is not known here: with graphs, calls outside of them and the first in each meet."""
+        capture = _heddle.capture_id(torch.cuda.current_stream().cuda_stream)
+        self._turn ^= 1
+        if capture != self._capture or (self.captured and capture == 0):
+            self._capture = capture
+            self.begin()
+        elif capture == 0 and self._last is not None:
+            torch.cuda.current_stream().wait_event(self._last)
+        return self._turn * (self.size // 2 // 256 * 256)
+
     def end(self) -> None:
         """Behind it, what was pushed may be changed."""
         if self._pushing:
             torch.cuda.current_stream().wait_stream(self._stream)
+        self._pushing = False
         if not torch.cuda.is_current_stream_capturing():
             self._last = torch.cuda.Event()
             self._last.record()

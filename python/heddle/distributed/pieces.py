@@ -17,20 +17,26 @@ CAUSAL_NAMES = {CAUSAL_CODES[corner]: corner for corner in Causal}
 Where = Any  # of a batch: all of it, or one sequence
 
 
-def _int32(numbers: bytes, device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(np.frombuffer(numbers, np.int32).copy()).to(device)
+def _int32(numbers: Any, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(numbers.copy()).to(device)
 
 
 class Piece(NamedTuple):
     """Rows [q_begin, q_end) of a rank's against keys [key_begin, key_end) of a buffer: one call of attention.
 
-    options: of the call. cu_seqlens: (of q, of k) where it has several sequences. first: no piece before it has any of these rows.
+    options: of the call. aligned: the same without offsets, which some kernels are faster without, where each sequence's last row stands at
+    its last key or positions say nothing; not beside ALiBi. first: no piece before it has any of these rows.
     """
 
     rows: slice
     keys: slice
     options: dict[str, Any]
+    aligned: dict[str, Any]
     first: bool
+
+    def options_beside(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Of a call with these others."""
+        return options | (self.aligned if options["alibi_slopes"] is None else self.options)
 
     def calls(self, batch: int) -> Iterator[Where]:
         """Which sequences of a batch go into one call: all, or each by itself where the piece's are packed."""
@@ -48,14 +54,25 @@ class Piece(NamedTuple):
 
 def _piece(items: Any, device: torch.device) -> Piece:
     (q_begin, q_end, key_begin, key_end, causal, left, right, q_step, key_step, *numbers, max_q, max_k, first) = items
-    options = dict(causal=CAUSAL_NAMES[causal], window=(left, right), q_step=q_step, key_step=key_step)
-    cu_q, cu_k, q_offset, key_offset = (_int32(x, device) for x in numbers)
-    if len(q_offset) == 1:
-        options |= dict(q_offset=int(q_offset), key_offset=int(key_offset))
+    window = (left, right)
+    cu_q, cu_k, q_offset, key_offset = (np.frombuffer(x, np.int32) for x in numbers)
+    sequences: dict[str, Any] = {}
+    offsets: dict[str, Any]
+    if len(q_offset) > 1:
+        sequences = dict(cu_seqlens_q=_int32(cu_q, device), cu_seqlens_k=_int32(cu_k, device))
+        sequences |= dict(max_seqlen_q=max_q, max_seqlen_k=max_k)
+        lengths_q, lengths_k = np.diff(cu_q), np.diff(cu_k)
+        offsets = {"q_offset": _int32(q_offset, device), "key_offset": _int32(key_offset, device)}
     else:
-        options |= dict(q_offset=q_offset, key_offset=key_offset, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
-        options |= dict(max_seqlen_q=max_q, max_seqlen_k=max_k)
-    return Piece(slice(q_begin, q_end), slice(key_begin, key_end), options, first)
+        lengths_q, lengths_k = q_end - q_begin, key_end - key_begin
+        offsets = {"q_offset": int(q_offset[0]), "key_offset": int(key_offset[0])}
+    options = dict(causal=CAUSAL_NAMES[causal], window=window, q_step=q_step, key_step=key_step) | offsets | sequences
+    aligned = options
+    if not causal and window == (-1, -1):
+        aligned = dict(causal="none") | sequences
+    elif causal and q_step == key_step == 1 and np.all(q_offset + lengths_q == key_offset + lengths_k):
+        aligned = dict(causal="bottom_right", window=window) | sequences
+    return Piece(slice(q_begin, q_end), slice(key_begin, key_end), options, aligned, first)
 
 
 class HeadShare(NamedTuple):
@@ -145,8 +162,9 @@ class Layout(NamedTuple):
 
     lengths: how many rows each rank has. steps: pieces, of ``ring`` one list for each rank whose keys come by, else one list. whole:
     each row is in one piece, so that nothing is merged. keys: how many a rank has at once, but in ``ring``: all in the whole's order,
-    or those that it needs. shares: with each rank, but in ``ring``. pairs: (row, key) pairs of a head, the most of all ranks. most_keys,
-    most_shared: the most that a rank has at once, and the most of them that are another one's.
+    or those that it needs. shares: with each rank, but in ``ring``. pairs: (row, key) pairs of a head, the most of all ranks. most_keys:
+    the most that a rank has at once; most_others, most_shared: the most of them that are others', and one other's; most_early: the most
+    that come for a first piece.
     """
 
     lengths: list[int]
@@ -156,7 +174,9 @@ class Layout(NamedTuple):
     shares: list[Share]
     pairs: float = 0
     most_keys: int = 0
+    most_others: int = 0
     most_shared: int = 0
+    most_early: int = 0
 
 
 def layout_of(plan: Plan, rank: int, scheme: str, device: torch.device) -> Layout:
@@ -171,27 +191,31 @@ def layout_of(plan: Plan, rank: int, scheme: str, device: torch.device) -> Layou
             return Layout(lengths, steps, once, plan.rows, [])
         first = [_keys_of_first(plan._native.pieces(r, scheme)) for r in ranks]
         if scheme == "gather":
-            keys, most_keys, most_shared = plan.rows, plan.rows, max(lengths)
+            keys, needed = plan.rows, [np.arange(plan.rows) for _ in ranks]
             rows = [plan.rows_of_rank(r).numpy() for r in ranks]
             local = np.arange(lengths[rank])
             shares = [share_of(np.arange(lengths[r]), rows[r], local, rows[rank], first[rank], first[r]) for r in ranks]
         else:
             needed = [np.frombuffer(plan._native.needed_keys(r), np.int64) for r in ranks]
             keys, shares = len(needed[rank]), shares_of_needs(plan, rank, needed, first)
-            most_keys, most_shared = max(map(len, needed)), _most_shared(plan, needed)
         pairs = max(plan.pairs(r) for r in ranks)
         shares = [share.to(device) for share in shares]
-        return Layout(lengths, steps, once, keys, shares, pairs, most_keys, most_shared)
+        return Layout(lengths, steps, once, keys, shares, pairs, max(map(len, needed)), *_most(plan, needed, first))
 
     kept: Layout = plan._keep((scheme, rank, device), made)
     return kept
 
 
-def _most_shared(plan: Plan, needed: list[Any]) -> int:
-    """Of one rank's keys the most that another rank needs."""
+def _most(plan: Plan, needed: list[Any], first: list[slice]) -> tuple[int, int, int]:
+    """most_others, most_shared and most_early of a Layout."""
     owners = np.repeat(np.arange(plan.ranks), [plan.rows_of(r) for r in range(plan.ranks)])[plan.inverse()]
-    counts = [np.bincount(owners[keys], minlength=plan.ranks) for keys in needed]
-    return max((int(n) for r, each in enumerate(counts) for s, n in enumerate(each) if s != r), default=0)
+    others = shared = early = 0
+    for r, keys in enumerate(needed):
+        counts = np.bincount(owners[keys], minlength=plan.ranks)
+        counts[r] = 0
+        others, shared = max(others, int(counts.sum())), max(shared, int(counts.max()))
+        early = max(early, int((owners[keys[first[r]]] != r).sum()))
+    return others, shared, early
 
 
 def _keys_of_first(steps: Any) -> slice:
@@ -238,7 +262,7 @@ class Sum:
             for where in piece.calls(q.shape[0]):
                 q_part, k_part, v_part = piece.of_rows(q, where), piece.of_keys(k, where), piece.of_keys(v, where)
                 o, lse = piece.of_rows(self.o, where), piece.of_lse(self.lse, where)
-                call = piece.options | options | dict(out_dtype="float32")
+                call = piece.options_beside(options) | dict(out_dtype="float32")
                 if piece.first:
                     attention(q_part, k_part, v_part, return_lse=True, out=o, lse_out=lse, **call)
                     continue
@@ -271,8 +295,7 @@ def attend(
             return_lse=True,
             out=piece.of_rows(o, where),
             lse_out=piece.of_lse(lse, where),
-            **piece.options,
-            **options,
+            **piece.options_beside(options),
         )
 
 
@@ -322,6 +345,5 @@ class RowGradients(NamedTuple):
                     dv=piece.of_keys(dv, where),
                     accumulate=True,
                     merged=merged,
-                    **piece.options,
-                    **options,
+                    **piece.options_beside(options),
                 )

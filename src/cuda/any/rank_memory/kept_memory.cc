@@ -33,13 +33,16 @@ std::vector<cudaMemAccessDesc> peers_of(int gpu) {
   return out;
 }
 
-bool captured(cudaStream_t stream) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  check(cudaStreamIsCapturing(stream, &status), kWhat);
-  return status != cudaStreamCaptureStatusNone;
-}
+bool captured(cudaStream_t stream) { return capture_id(stream) != 0; }
 
 }  // namespace
+
+std::uint64_t capture_id(void* stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  unsigned long long id = 0;
+  check(cudaStreamGetCaptureInfo(static_cast<cudaStream_t>(stream), &status, &id), kWhat);
+  return status == cudaStreamCaptureStatusNone ? 0 : id;
+}
 
 struct KeptMemory::State {
   State() {
