@@ -41,7 +41,7 @@ def peak_mib(world, make) -> float:
 
 
 def memory(world, length: int) -> dict:
-    """Peak of forward and backward together, operands, output and all gradients counted."""
+    """Peak of forward and backward together, operands, output and all gradients counted, and what is kept for other ranks to write to."""
     plan = causal_plan(world, world.scaled(length), 32, 8)
 
     def made(rows: int, call) -> tuple:
@@ -55,10 +55,12 @@ def memory(world, length: int) -> dict:
 
     def ranks(scheme: str) -> float:
         rows = plan.rows_of(world.rank)
-        return peak_mib(
+        hd.release_memory()
+        peak = peak_mib(
             world,
             lambda: made(rows, lambda q, k, v: hd.attention(q, k, v, plan=plan, scheme=scheme, deterministic=False)),
         )
+        return peak + hd.kept_memory() / 2**20
 
     q, k, v = (random(world, 0, 1, 16, heads, HEAD_SIZE) for heads in (32, 8, 8))
     told = about(q, k, v, BOTH, causal="top_left")
@@ -74,7 +76,8 @@ def memory(world, length: int) -> dict:
 
 
 def decode(world, length: int) -> dict:
-    """A step over a cache of which each rank has a part, beside one GPU's step over such a part and over all of it; in CUDA graphs."""
+    """A step over a cache of which each rank has a part; beside each GPU's step over its own part, with nothing exchanged, all at once and
+    the slowest counts; and beside one GPU's over all of it. In CUDA graphs."""
     batch, part = (2 if world.rehearsal else 64), world.scaled(length) // world.size
     q = random(world, 0, batch, 1, 32, HEAD_SIZE)
 
@@ -108,7 +111,7 @@ def decode(world, length: int) -> dict:
         over_ranks = Contender(ranks)
     contenders = {
         "ranks": over_ranks,
-        "part": together(world, lambda: graph(lambda: heddle.attention(q, k, v, seqused_k=held), world, alone=True)),
+        "part": together(world, lambda: graph(lambda: heddle.attention(q, k, v, seqused_k=held), world)),
         ONE: together(
             world, lambda: graph(lambda: heddle.attention(q, all_k, all_v, seqused_k=all_held), world, alone=True)
         ),

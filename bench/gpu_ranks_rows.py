@@ -26,7 +26,8 @@ ONE = "one GPU"
 CHUNK = 4096  # rows that are compared at a time, so that none hides behind many others
 # -> seconds that a row takes, forward and both passes
 LENGTHS = {16384: (3, 6), 32768: (3, 5), 131072: (12, 17), 524288: (24, 80)}
-RIVAL_SHAPES = ((16384, 32, 32), (16384, 32, 8), (65536, 32, 32), (65536, 32, 8), (262144, 8, 8), (262144, 8, 2))
+RIVAL_SHAPES = tuple((length, 32, kv_heads) for length in (16384, 65536, 262144) for kv_heads in (32, 8))
+LONG = 262144  # from which on what is slower at all lengths is left out
 DOCUMENTS = (128, 32768, 262144)  # shortest, longest, tokens in all
 
 
@@ -279,7 +280,7 @@ def against_torch(world, length: int, heads: int, kv_heads: int, of_pass: str) -
     together(world, lambda: problem.add(plan))
     checks = Checks(world, together(world, problem.one_results, alone=True), problem.dim)
     contenders = {}
-    for scheme in dict.fromkeys((plan.scheme, "needed", "ring")):
+    for scheme in dict.fromkeys((plan.scheme, "needed", *(("ring",) if length < LONG else ()))):
         if checks.passes(f"heddle {scheme}", lambda scheme=scheme: problem.ranks_results(plan, scheme)):
             contenders[f"heddle {scheme}"] = together(world, lambda scheme=scheme: problem.contender(plan, scheme))
     with contextlib.ExitStack() as entered:
@@ -359,7 +360,7 @@ def rows() -> dict[str, Row]:
     for length, heads, kv_heads in RIVAL_SHAPES:
         for of_pass in PASSES[:2]:
             out[f"torch {of_pass} S{short(length)} {heads}/{kv_heads}"] = Row(
-                6 if length < 200000 else 9,
+                6 if length < LONG else 15 if of_pass == PASSES[0] else 32,
                 lambda world, a=(length, heads, kv_heads, of_pass): against_torch(world, *a),
                 {"group": "torch", "pass": of_pass, "length": length, "heads": heads, "kv_heads": kv_heads},
             )

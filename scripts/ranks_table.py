@@ -124,7 +124,7 @@ def memory(rows):
 
 
 def decoding(rows):
-    head = ["decoding, keys in all", "over ranks, µs", "one GPU, a rank's keys", "ranks add", "one GPU, all keys"]
+    head = ["decoding, keys in all", "over ranks, µs", "each GPU alone, its keys", "ranks add", "one GPU, all keys"]
     lines = [head]
     for row in sorted(rows, key=lambda row: row["length"]):
         us = {name: 1e3 * value for name, value in took(row).items()}

@@ -77,8 +77,8 @@ def attention(
       deterministic: on a GPU, sum each row's gradient in one order. False is faster; last bits of q's gradient then change from call to
         call, as those of ``heddle.attention`` do. Elsewhere sums have an order anyway.
       timeout: seconds that an exchange may take; None: the group's own. On a GPU the host waits for each exchange if it is given, and
-        for what was put on the stream before it, which counts; and never if not: what then happens to a rank that waits too long is
-        NCCL's watchdog's business. A plan whose calls lie in a CUDA graph is kept as long as that.
+        for what was put on the stream before it, which counts; and never if not: a rank that waits longer than the group's own is then
+        ended by NCCL's watchdog, or by an error of its GPU (docs/distributed.md). Ranks give one or give none. A plan whose calls lie in a CUDA graph is kept as long as that.
 
     Returns:
       out [B, rows, H, Dv] (packed: [rows, H, Dv]) of q's dtype; with return_lse a pair with lse, float32 [B, H, rows] (packed: [H, rows]).

@@ -115,7 +115,7 @@ def decode(
       sink: float32 [H], the same on every rank: one more logit in each row's denominator, once, whatever the number of ranks.
       return_lse: also return the log-sum-exp of each row's scores.
       group: of torch.distributed; None: the default one. Without any, this process is the only rank.
-      timeout: seconds that the exchange may take; None: the group's own.
+      timeout: seconds that the exchange may take; None: the group's own. All ranks give one or none.
 
     Returns:
       out [B, Sq, H, Dv] of q's dtype, rounded once; with return_lse a pair with lse, float32 [B, H, Sq]. A row without any key gives 0
