@@ -29,5 +29,25 @@ if(SKBUILD AND NOT HEDDLE_CUDA_FOUND)
 endif()
 # How kernels are compiled: refused when they spill, through the same cache as C++ where there is one.
 set(heddle_cuda_launcher ${PROJECT_SOURCE_DIR}/cmake/strict_ptxas.sh ${CMAKE_CXX_COMPILER_LAUNCHER})
+if(HEDDLE_CUDA_FOUND)
+  include(CheckCompilerFlag)
+  # A quarter of the size. A kernel is unpacked when it is first called.
+  check_compiler_flag(CUDA --compress-mode=size HEDDLE_NVCC_COMPRESSES)
+  check_compiler_flag(CUDA -Ofc=max HEDDLE_NVCC_COMPILES_FAST)
+endif()
+
+# heddle_only_to_compile(out code...): the codes, or with HEDDLE_CUDA_ONE_CODE what shows soonest that a kernel compiles: PTX of the
+# last one's, hardly optimised.
+function(heddle_only_to_compile out)
+  set(codes ${ARGN})
+  if(HEDDLE_CUDA_ONE_CODE)
+    list(GET codes -1 codes)
+    string(REGEX REPLACE "arch=([a-z0-9_]+),code=.*" "arch=\\1,code=\\1" codes "${codes}")
+    if(HEDDLE_NVCC_COMPILES_FAST)
+      list(APPEND codes -Ofc=max)
+    endif()
+  endif()
+  set(${out} "${codes}" PARENT_SCOPE)
+endfunction()
 message(STATUS "GPU kernels: ${HEDDLE_CUDA_FOUND}")
 include(cmake/variants.cmake)

@@ -66,7 +66,8 @@ endfunction()
 
 # heddle_kernel_sources(out name...): the sources of these kernels: of one named *.cu that file of src/cuda, of
 # instantiations sources in the build folder. Those of a folder and a type stand in one four at a time: a compiler that
-# starts for each would spend a third of its time on headers. Such a source has the first one's name.
+# starts for each would spend a third of its time on headers. Of kernels that are only to compile, on which it spends most of
+# it, all do. Such a source has the first one's name.
 function(heddle_kernel_sources out)
   set(found "")
   set(written "")
@@ -81,7 +82,7 @@ function(heddle_kernel_sources out)
     if(short_name IN_LIST heddle_planted_kernels OR short_name STREQUAL heddle_unfenced_kernel)
       set(source ${name})
     else()
-      if(NOT type STREQUAL group_type OR group_size EQUAL 4)
+      if(NOT type STREQUAL group_type OR (group_size EQUAL 4 AND NOT (HEDDLE_CUDA_ONE_CODE AND type MATCHES "/f16$")))
         set(group ${name})
         set(group_type ${type})
         set(group_size 0)

@@ -79,14 +79,16 @@ package() {
   grep 'gets no GPU kernels, since nobody asked for them' build/logs/pip_install.log
 }
 
-# -O1: the fastest sum of building and running. One thread for each half of the tests. Of the processor's targets the
-# widest alone: what reads or writes beside its memory does so at a vector's ends, and they lie farthest apart there.
+# -O1: the fastest sum of building and running. Tests whose own statements are not watched are the release build's objects. One
+# thread for each half of the tests. Of the processor's targets the widest alone: what reads or writes beside its memory does so
+# at a vector's ends, and they lie farthest apart there.
 sanitize() {
   local widest
   widest=$(build/release/cli/heddle info --json | "$python" -c 'import json, sys
 runnable = json.load(sys.stdin)["runnable_targets"]
 print(next((name for name in ("avx512_bf16", "avx512", "avx2") if name in runnable), "sse4"))')
-  cmake --preset sanitize -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" -DHEDDLE_X86_TARGETS="$widest"
+  cmake --preset sanitize -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" -DHEDDLE_X86_TARGETS="$widest" \
+    -DHEDDLE_TESTS_OF="$PWD/build/release"
   cmake --build --preset sanitize --target heddle_tests
   # Without what says whether the accuracy rule bites, whether many rows keep their bits, and what is only large, since others
   # call the same code; without float16's rows of the table, which many tests besides have; and without those rows in e4m3, which

@@ -33,7 +33,7 @@ macro(heddle_kernels_for code pattern)
   set_source_files_properties(${sources} PROPERTIES COMPILE_OPTIONS "${codes}")
   if(HEDDLE_CUDA_ONE_CODE)
     # The same source in bfloat16 says what the assembler thinks of it.
-    string(REGEX REPLACE "arch=([a-z0-9_]+),code=.*" "arch=\\1,code=\\1" codes "${codes}")
+    heddle_only_to_compile(codes ${codes})
     list(FILTER sources INCLUDE REGEX "/f16_[^/]*$")
     if(sources)
       set_source_files_properties(${sources} PROPERTIES COMPILE_OPTIONS "${codes}")
@@ -55,10 +55,7 @@ foreach(room IN ITEMS common any sm80 sm90)
   heddle_kernels_for("${heddle_code_${room}}" "${room}/")
 endforeach()
 target_compile_options(heddle PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr -Xptxas=-v -Xcompiler=-Wall>)
-# A quarter of the size. A kernel is unpacked when it is first called.
-include(CheckCompilerFlag)
-check_compiler_flag(CUDA --compress-mode=size HEDDLE_NVCC_COMPRESSES)
-if(HEDDLE_NVCC_COMPRESSES)
+if(HEDDLE_NVCC_COMPRESSES AND NOT HEDDLE_CUDA_ONE_CODE)  # it takes seconds
   target_compile_options(heddle PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--compress-mode=size>)
 endif()
 set_target_properties(heddle PROPERTIES

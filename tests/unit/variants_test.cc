@@ -12,12 +12,18 @@
 #include "cuda/sm80/attention_fwd/variants.h"
 #include "cuda/sm80/linear/variants.h"
 #include "cuda/sm80/linear_gemv/variants.h"
+#include "cuda/sm80/select_blocks/variants.h"
+#include "cuda/sm80/sparse_bwd/variants.h"
+#include "cuda/sm80/sparse_fwd/variants.h"
 #include "cuda/sm90/attention_bwd/variants.h"
 #include "cuda/sm90/attention_decode/variants.h"
 #include "cuda/sm90/attention_fwd/variants.h"
 #include "cuda/sm90/attention_fwd_fp8/variants.h"
 #include "cuda/sm90/linear_w4a16/variants.h"
 #include "cuda/sm90/linear_w4a8/variants.h"
+#include "cuda/sm90/nsa_step/variants.h"
+#include "cuda/sm90/select_blocks/variants.h"
+#include "cuda/sm90/sparse_fwd/variants.h"
 
 namespace heddle::cuda {
 namespace {
@@ -67,6 +73,18 @@ TEST(Variants, OfHopper) {
     expect_rows("sm90/linear_w4a8", variants, kTypes, kVariants, [](const auto& v) { return std::array{v.fragment}; });
     expect_rows("sm90/linear_w4a8", variants, kTypes, kVariants, [](const auto& v) { return std::array{v.scaled}; });
   }
+  {
+    using namespace sm90::select_blocks;
+    expect_rows("sm90/select_blocks", variants, kTypes, kVariants, kOne);
+  }
+  {
+    using namespace sm90::sparse_fwd;
+    expect_rows("sm90/sparse_fwd", variants, kTypes, kVariants, kOne);
+  }
+  {
+    using namespace sm90::nsa_step;
+    expect_rows("sm90/nsa_step", variants, kTypes, kVariants, kOne);
+  }
 }
 
 TEST(Variants, OfAmpere) {
@@ -96,6 +114,18 @@ TEST(Variants, OfAmpere) {
   {
     using namespace sm80::linear_gemv;
     expect_rows("sm80/linear_gemv", variants, kTypes, kVariants, few_and_many);
+  }
+  {
+    using namespace sm80::select_blocks;
+    expect_rows("sm80/select_blocks", variants, kTypes, kVariants, kOne);
+  }
+  {
+    using namespace sm80::sparse_bwd;
+    expect_rows("sm80/sparse_bwd", variants, kTypes, kVariants, kOne);
+  }
+  {
+    using namespace sm80::sparse_fwd;
+    expect_rows("sm80/sparse_fwd", variants, kTypes, kVariants, kOne);
   }
 }
 

@@ -56,27 +56,14 @@ void launch_lists(const Params& params, const Plan& plan, cudaStream_t stream) {
         params);
 }
 
-template <bool kHopper>
+template <class T, int kHead, bool kHopper>
 void launch(const SparseProblem& p, const Plan& plan, void* memory, cudaStream_t stream) {
-  if (plan.lists == 0 || p.H == 0) return;
   sparse::Arrays arrays(memory);
   Params params = params_of(p, plan, arrays);
-  if (plan.in_rounds) {
-    const sparse::Csr csr = sparse::csr_of(plan, params, arrays);
-    const auto with = [&]<class T>(T) {
-      plan.head == 64 ? launch_rounds<T, 64, kHopper>(params, csr, stream)
-                      : launch_rounds<T, 128, kHopper>(params, csr, stream);
-    };
-    p.dtype == DType::f16 ? with(__half()) : with(__nv_bfloat16());
-    return;
-  }
+  if (plan.in_rounds) return launch_rounds<T, kHead, kHopper>(params, sparse::csr_of(plan, params, arrays), stream);
   for (params.first = 0; params.first < plan.lists; params.first += plan.lists_at_once) {
     params.count = std::min(plan.lists_at_once, plan.lists - params.first);
-    const auto with = [&]<class T>(T) {
-      plan.head == 64 ? launch_lists<T, 64, kHopper>(params, plan, stream)
-                      : launch_lists<T, 128, kHopper>(params, plan, stream);
-    };
-    p.dtype == DType::f16 ? with(__half()) : with(__nv_bfloat16());
+    launch_lists<T, kHead, kHopper>(params, plan, stream);
   }
 }
 

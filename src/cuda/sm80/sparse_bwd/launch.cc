@@ -1,28 +1,22 @@
-// How a call is cut, where its memory lies, and the launches.
+// How a call is cut, and where its memory lies.
 #include <algorithm>
 
 #include "cuda/any/attention_bwd_rows/launch.h"
 #include "cuda/common/attention/log2.h"
-#include "cuda/common/elements.cuh"
-#include "cuda/common/launch.cuh"
+#include "cuda/common/device.h"
 #include "cuda/common/requirements.h"
-#include "cuda/sm80/sparse_bwd/csr.cuh"
-#include "cuda/sm80/sparse_bwd/finish.cuh"
-#include "cuda/sm80/sparse_bwd/host.h"
-#include "cuda/sm80/sparse_bwd/kernel.cuh"
+#include "cuda/sm80/sparse_bwd/variants.h"
 
 namespace heddle::cuda::sm80::sparse_bwd {
 namespace {
 
 using sparse::Arrays;
-using sparse::blocks_of;
-using sparse::ceil_div;
 
-constexpr const char* kOperation = "sparse_attention_backward";
 constexpr std::size_t kPartialBytes = std::size_t{3} << 29;
 
 Params params_of(const SparseBackwardProblem& p, const Plan& plan, Arrays& arrays) {
-  Params params{index_of(forward_of(p), plan, arrays)};
+  Params params{};
+  static_cast<sparse::Index&>(params) = index_of(forward_of(p), plan, arrays);
   params.d_o = p.d_o;
   params.dq = p.dq;
   params.dk = p.dk;
@@ -43,59 +37,6 @@ Params params_of(const SparseBackwardProblem& p, const Plan& plan, Arrays& array
   params.partial = arrays.take<__half>(partial_rows * plan.head);
   params.scales = arrays.take<float>(partial_rows * (plan.head / 32));
   return params;
-}
-
-template <class T, int kHead>
-void launch_lists(const Params& params, const Plan& plan, cudaStream_t stream) {
-  using C = Config<T, kHead>;
-  if (params.slots > 0) {
-    launch_index(params, kOperation, stream);
-    start(kOperation, item_kernel<C>,
-          {static_cast<unsigned>(plan.item_limit * plan.subs), C::kThreads, sizeof(SharedMemory<C>)}, stream, params);
-    const std::int64_t floats = std::int64_t{plan.subs} * 2 * plan.tile_keys * kHead;
-    if (params.dk || params.dv)
-      start(kOperation, add_items_kernel, {static_cast<unsigned>(params.numbers() * kAddingBlocks), kFinishThreads},
-            stream, params, floats);
-  }
-  if (params.dq) {
-    const std::int64_t threads = params.count * params.units * params.rows * (kHead / 8);
-    start(kOperation, join_dq_kernel<T, kHead>, {blocks_of(threads, kFinishThreads), kFinishThreads}, stream, params);
-  }
-}
-
-// One launch, whatever the number of rounds.
-template <class T, int kHead>
-void launch_rounds(const Params& params, const sparse::Csr& csr, cudaStream_t stream) {
-  using C = Config<T, kHead>;
-  if (csr.lists == 0) return;
-  launch_csr(params, csr, kOperation, stream);
-  Grid grid{.blocks = 1, .threads = C::kThreads, .shared_bytes = sizeof(SharedMemory<C>), .cooperative = true};
-  grid.blocks = blocks_at_once(kOperation, rounds_kernel<C>, grid);
-  start(kOperation, rounds_kernel<C>, grid, stream,
-        CsrParams{params, csr, any::attention_bwd_rows::round_up_to_tile(params.problem.Sq)});
-}
-
-template <class T, int kHead>
-void launch_call(Params params, const sparse::Csr& csr, const Plan& plan, cudaStream_t stream) {
-  const SparseProblem& p = params.problem;
-  if (p.lists.by_offsets) {
-    launch_rounds<T, kHead>(params, csr, stream);
-  } else {
-    for (params.first = 0; params.first < plan.lists; params.first += plan.lists_at_once) {
-      params.count = std::min(plan.lists_at_once, plan.lists - params.first);
-      launch_lists<T, kHead>(params, plan, stream);
-    }
-  }
-  if (!params.dk && !params.dv) return;
-  const std::int64_t blocks = ceil_div(p.Sk, p.lists.block_size);
-  start(kOperation, finish_keys_kernel<T, kHead>,
-        {static_cast<unsigned>(p.B * p.Hkv * blocks * plan.subs), kFinishThreads}, stream, params,
-        static_cast<int>(blocks));
-}
-
-template <class T>
-void launch_call(const Params& params, const sparse::Csr& csr, const Plan& plan, cudaStream_t stream) {
-  plan.head == 64 ? launch_call<T, 64>(params, csr, plan, stream) : launch_call<T, 128>(params, csr, plan, stream);
 }
 
 // Behind params_of(), in the same arrays. Of lists of one length there is nothing.
@@ -144,8 +85,10 @@ void launch(const SparseBackwardProblem& p, void* memory, void* stream) {
     const std::size_t of_number = sizeof(float) * 2 * plan.subs * plan.tile_keys * plan.head;
     check(cudaMemsetAsync(params.sums, 0, static_cast<std::size_t>(params.numbers()) * of_number, to), kOperation);
   }
-  p.dtype == DType::f16 ? launch_call<__half>(params, csr, plan, to)
-                        : launch_call<__nv_bfloat16>(params, csr, plan, to);
+  const Variant& v = first_that(variants(p.dtype), [&](const Variant& v) { return v.head == plan.head; });
+  v.launch(params, csr, plan, to);
 }
+
+std::span<const Variant> variants(DType type) { return variants_of<Instance, kTypes, kVariants>(type); }
 
 }  // namespace heddle::cuda::sm80::sparse_bwd

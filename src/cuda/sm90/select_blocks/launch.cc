@@ -1,12 +1,12 @@
-// Which instantiation, and the launch.
+#include "cuda/sm90/select_blocks/host.h"
+
 #include <algorithm>
 #include <bit>
 
+#include "cuda/common/attention/log2.h"
 #include "cuda/common/device.h"
-#include "cuda/common/launch.cuh"
 #include "cuda/common/tensor_map.h"
-#include "cuda/sm90/select_blocks/host.h"
-#include "cuda/sm90/select_blocks/kernel.cuh"
+#include "cuda/sm90/select_blocks/variants.h"
 
 namespace heddle::cuda::sm90::select_blocks {
 
@@ -32,22 +32,11 @@ void launch(const SelectProblem& p, void* stream) {
                              TensorMapShape<4>{.extent = {p.D, p.k_rows, p.Hkv, p.cu_seqlens_k.given ? 1 : p.B},
                                                .stride = {p.k.stride_s, p.k.stride_h, p.k.stride_b},
                                                .box = {64, kTileKeys, 1, 1}});
-  const auto with = [&]<class C>(C) {
-    start("select_blocks", select_kernel<C>,
-          {static_cast<unsigned>(std::min(params.items, current_device().multiprocessors)), kThreads,
-           sizeof(SharedMemory<C>)},
-          static_cast<cudaStream_t>(stream), params);
-  };
-  const auto with_head = [&]<class T, int kHead>() {
-    cut.halvings == 0   ? with(Config<T, kHead, 0>())
-    : cut.halvings == 1 ? with(Config<T, kHead, 1>())
-    : cut.halvings == 2 ? with(Config<T, kHead, 2>())
-                        : with(Config<T, kHead, 3>());
-  };
-  const auto with_element = [&]<class T>(T) {
-    p.D <= 64 ? with_head.template operator()<T, 64>() : with_head.template operator()<T, 128>();
-  };
-  p.dtype == DType::f16 ? with_element(__half()) : with_element(__nv_bfloat16());
+  const Variant& v =
+      first_that(variants(p.dtype), [&](const Variant& v) { return p.D <= v.head && v.halvings == cut.halvings; });
+  v.launch(params, std::min(params.items, current_device().multiprocessors), static_cast<cudaStream_t>(stream));
 }
+
+std::span<const Variant> variants(DType type) { return variants_of<Instance, kTypes, kVariants>(type); }
 
 }  // namespace heddle::cuda::sm90::select_blocks

@@ -1,39 +1,22 @@
-// How a step is shared out, which instantiation, and the launch.
+#include "cuda/sm90/nsa_step/host.h"
+
 #include <algorithm>
 #include <bit>
 
 #include "cuda/assumed_gpu.h"
 #include "cuda/common/attention/log2.h"
-#include "cuda/common/clusters.cuh"
-#include "cuda/common/launch.cuh"
+#include "cuda/common/device.h"
 #include "cuda/common/requirements.h"
-#include "cuda/sm90/nsa_step/host.h"
-#include "cuda/sm90/nsa_step/kernel.cuh"
+#include "cuda/sm90/nsa_step/variants.h"
 
 namespace heddle::cuda::sm90::nsa_step {
 namespace {
 
-using StepKernel = void (*)(Params);
-
-int head_of(const NsaStepProblem& p) { return std::max(p.D, p.Dv) <= 64 ? 64 : kMostHead; }
-
-template <class T, bool kPaged>
-StepKernel kernel_of(const NsaStepProblem& p) {
-  return head_of(p) == 64 ? step_kernel<T, 64, kPaged> : step_kernel<T, kMostHead, kPaged>;
-}
-template <class T>
-StepKernel kernel_of(const NsaStepProblem& p) {
-  return p.page_table == nullptr ? kernel_of<T, false>(p) : kernel_of<T, true>(p);
-}
-std::size_t shared_bytes(const NsaStepProblem& p) {
-  return head_of(p) == 64 ? sizeof(SharedMemory<64>) : sizeof(SharedMemory<kMostHead>);
-}
-
 // Of the kernel that takes most memory: a CTA of any has a multiprocessor of its own.
 int clusters_at_once(int size) {
-  static ClustersAtOnce known;
-  return known.of(size, "nsa_step", step_kernel<__nv_bfloat16, kMostHead, false>,
-                  {.threads = kThreads, .shared_bytes = sizeof(SharedMemory<kMostHead>)});
+  static const Variant& most =
+      first_that(variants(DType::bf16), [](const Variant& v) { return v.head == kMostHead && !v.paged; });
+  return most.clusters_at_once(size);
 }
 
 int score_pitch(const NsaStepProblem& p) {
@@ -72,13 +55,12 @@ void launch(const NsaStepProblem& p, const Runtime& runtime) {
   }
   params.wide_in = has_rows_of_16_bytes(p.q) && has_rows_of_16_bytes(p.k_new) && has_rows_of_16_bytes(p.v_new);
   params.wide_out = has_rows_of_16_bytes(p.out);
-  start("nsa_step", p.dtype == DType::f16 ? kernel_of<__half>(p) : kernel_of<__nv_bfloat16>(p),
-        {.blocks = static_cast<unsigned>(p.B * p.H * params.cluster),
-         .threads = kThreads,
-         .shared_bytes = shared_bytes(p),
-         .cluster = static_cast<unsigned>(params.cluster),
-         .overlaps = true},
-        static_cast<cudaStream_t>(runtime.stream), params);
+  const Variant& v = first_that(variants(p.dtype), [&](const Variant& v) {
+    return std::max(p.D, p.Dv) <= v.head && v.paged == (p.page_table != nullptr);
+  });
+  v.launch(params, static_cast<unsigned>(p.B * p.H * params.cluster), static_cast<cudaStream_t>(runtime.stream));
 }
+
+std::span<const Variant> variants(DType type) { return variants_of<Instance, kTypes, kVariants>(type); }
 
 }  // namespace heddle::cuda::sm90::nsa_step
