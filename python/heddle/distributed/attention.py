@@ -159,11 +159,12 @@ def begun(
             f"[{_NAME}] deterministic is True, the plan's order is 'striped' and its window {plan._window}: rows of a rank stand "
             f"{plan.ranks} positions apart, and gradients of a window that is narrower have no order on GPUs; set it to False"
         )
-    reached = reach_each_other(ranks, q.device)
-    layout = None if chosen in ("ulysses", "2d") else layout_of(plan, ranks.rank, chosen, q.device)
-    room = 0
-    if reached and timeout is None and layout is not None and copied(layout, chosen, q.shape[0]):
-        room = room_of(layout, ranks.size, q, k, v, wanted)
+
+    def room_by_copies() -> int:
+        layout = layout_of(plan, ranks.rank, chosen, q.device)
+        return room_of(layout, ranks.size, q, k, v, wanted) if copied(layout, q.shape[0]) else 0
+
+    reached = reach_each_other(ranks, q.device) and chosen in ("gather", "needed") and timeout is None
     room = ranks.agree(
         {
             "plan": _signed(plan._native.digest),
@@ -186,12 +187,13 @@ def begun(
         },
         _SHOWN,
         q.device,
-        room,
+        room_by_copies if reached else None,
     )
     scores = {"scale": _scale(q, scale), "softcap": softcap, "alibi_slopes": alibi_slopes}
     options = scores | {"deterministic": deterministic}
-    if layout is None:
+    if chosen in ("ulysses", "2d"):
         return HeadsForRows(ranks, plan, ulysses, across, options, q.device)
+    layout = layout_of(plan, ranks.rank, chosen, q.device)
     if room:
         return KeysByCopies(ranks, layout, chosen, options, peers_of(ranks, q.device, room))
     return KeysToRows(ranks, layout, chosen, options)

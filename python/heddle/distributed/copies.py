@@ -13,12 +13,12 @@ from .peers import FIRST, GRADIENTS, REST, SLOTS, Peers
 from .pieces import HeadShare, Layout, RowGradients
 from .ranks import Ranks
 
-#: What the first part waits for, and the last part's gradients, are not hidden behind products: of n parts an n-th of all. Each part more
-#: costs what multiprocessors wait at the end of a call, some fifth of the time of a tile of so many rows. From bytes/s of a link and
-#: FLOP/s of a multiprocessor of an H200. A part has some 0.8 ms of products at least. Where there is more work by far, parts are there
-#: to save memory, as keys.py has it.
-_LINK, _MULTIPROCESSOR, _TILE, _TAIL = 350e9, 5e12, 128, 0.2
-_PART_WORK, _HIDING_PARTS = 5e11, 4
+#: The last part's gradients are not hidden behind products: of n parts an n-th of all. Each part more costs what multiprocessors wait at
+#: the end of a call, some tenth of the time of a tile of so many rows. From bytes/s of a link and FLOP/s of a multiprocessor of an H200.
+#: A part has some 2 ms of products at least. Forward it costs more to copy a part's heads out of all than it hides. Where there is more
+#: work by far, parts are there to save memory, as keys.py has it.
+_LINK, _MULTIPROCESSOR, _TILE, _TAIL = 350e9, 5e12, 128, 0.1
+_PART_WORK, _HIDING_PARTS = 1e12, 4
 #: Runs of rows of all sequences, each of which is a copy of k and one of v.
 _MOST_COPIES = 64
 _ALIGNED = 256
@@ -48,9 +48,9 @@ class Room(NamedTuple):
         return self.gradients(self.slots if with_gradients else 0, 0)[0]
 
 
-def copied(layout: Layout, scheme: str, batch: int) -> bool:
+def copied(layout: Layout, batch: int) -> bool:
     """Whether what this rank shares with the others are few enough runs of rows, and all that it has room for comes."""
-    if scheme == "ring" or sum(len(share.places) for share in layout.shares) != layout.keys:
+    if sum(len(share.places) for share in layout.shares) != layout.keys:
         return False
     runs = [run for share in layout.shares for run in (share.into, share.out_of)]
     return all(run is not None for run in runs) and batch * sum(len(run or ()) for run in runs) <= _MOST_COPIES
@@ -63,6 +63,9 @@ class KeysByCopies(KeysToRows):
     def __init__(self, ranks: Ranks, layout: Layout, scheme: str, options: dict[str, Any], peers: Peers) -> None:
         super().__init__(ranks, layout, scheme, options)
         self.peers = peers
+
+    def has_multiprocessors(self, q: torch.Tensor) -> bool:
+        return q.shape[3] <= 64  # kernels for larger heads have nothing that is faster
 
     def _parts(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, of_pass: int
@@ -132,44 +135,63 @@ class _Coming:
         self._kv = (k, v)
         self.parts = _parts_of(call.layout, q, k, v, of_pass)
         self.room = _room(call.layout, call.ranks.size, self.parts, k, v)
+        self._held: list[torch.Tensor] = []  # until what is sent has been read
         call.peers.begin()
-        # Copies of some heads out of all: a kernel, which later would wait for those of the products.
-        self._messages = [self._taken(part) for part in self.parts]
         for n in range(min(SLOTS, len(self.parts))):
             self._send(n)
 
-    def _taken(self, part: HeadShare) -> list[tuple[torch.Tensor, int, int, bool]]:
-        """What goes to others of a part: (rows of a sequence, rank, byte of the first slot, whether the receiver's first piece has it)."""
-        at = self.room.keys(0)
-        out = []
+    def _rooms(self, n: int) -> list[torch.Tensor]:
+        """k and v of a part [B, keys, heads, size], where they are of all ranks."""
+        heads = self.parts[n].width(of_keys=True)
+        return [
+            self._peers.room(at, (x.shape[0], self._layout.most_keys, heads, x.shape[3]), x.dtype)[
+                :, : self._layout.keys
+            ]
+            for x, at in zip(self._kv, self.room.keys(n % SLOTS))
+        ]
+
+    def _send(self, n: int) -> None:
+        """Own keys are put where they belong, and go to others: from there, unless a part's heads lie one behind the other already."""
+        heads, share = self.parts[n].kv_heads, self._layout.shares[self._own]
+        rooms = self._rooms(n)
+        direct = all(x[0, :, heads].is_contiguous() for x in self._kv)
+        if direct:
+            self._push(n, rooms)
+        for x, room in zip(self._kv, rooms):
+            for run, place in zip(share.out_of or (), share.into or ()):
+                room[:, place] = x[:, run, heads]
+        if not direct:
+            self._push(n, rooms)
+
+    def _push(self, n: int, rooms: list[torch.Tensor]) -> None:
+        early_moves: list[tuple[torch.Tensor, int, int]] = []
+        later_moves: list[tuple[torch.Tensor, int, int]] = []
         for r in self._peers.others():
             share = self._layout.shares[r]
             for run, there, early in zip(share.out_of or (), share.there or (), share.first_out_of):
-                for x, begin in zip(self._kv, at):
+                for x, room, at in zip(self._kv, rooms, self.room.keys(n % SLOTS)):
+                    row = room.shape[2] * room.shape[3] * room.element_size()
                     for b in range(x.shape[0]):
-                        rows = x[b, run, part.kv_heads].contiguous()
-                        row = rows.shape[1] * rows.shape[2] * rows.element_size()
-                        out.append((rows, r, begin + (b * self._layout.most_keys + there.start) * row, early))
-        return out
-
-    def _send(self, n: int) -> None:
-        behind = self.room.keys(n % SLOTS)[0]
-        for kind, wanted in ((FIRST, True), (REST, False)):
-            moves = [(x, r, at + behind) for x, r, at, early in self._messages[n] if early is wanted]
+                        rows = self._rows(x[b, :, self.parts[n].kv_heads], room[b], run)
+                        self._held.append(rows)
+                        moves = early_moves if early else later_moves
+                        moves.append((rows, r, at + (b * self._layout.most_keys + there.start) * row))
+        for kind, moves in ((FIRST, early_moves), (REST, later_moves)):
             if moves:
                 self._peers.push(moves, kind, n % SLOTS)
 
+    def _rows(self, x: torch.Tensor, room: torch.Tensor, run: slice) -> torch.Tensor:
+        """A run of own rows of a sequence, contiguous: as they are, as they lie in this rank's own room, or copied."""
+        own = self._layout.shares[self._own]
+        if not x[run].is_contiguous():
+            for rows, place in zip(own.out_of or (), own.into or ()):
+                if rows.start <= run.start and run.stop <= rows.stop:
+                    begin = place.start + run.start - rows.start
+                    return room[begin : begin + run.stop - run.start]
+        return x[run].contiguous()
+
     def arrival(self, n: int) -> _Arrived:
-        """Own keys are put where they belong."""
-        heads, slot = self.parts[n].kv_heads, n % SLOTS
-        rooms = []
-        share = self._layout.shares[self._own]
-        for x, at in zip(self._kv, self.room.keys(slot)):
-            shape = (x.shape[0], self._layout.most_keys, heads.stop - heads.start, x.shape[3])
-            whole = self._peers.room(at, shape, x.dtype)[:, : self._layout.keys]
-            for run, place in zip(share.out_of or (), share.into or ()):
-                whole[:, place] = x[:, run, heads]
-            rooms.append(whole)
+        k, v = self._rooms(n)
         awaited: list[list[int]] = [[], []]
         for r in self._peers.others():
             early = self._layout.shares[r].first_into if self._layout.shares[r].into else []
@@ -177,7 +199,7 @@ class _Coming:
                 awaited[FIRST].append(r)
             if False in early:
                 awaited[REST].append(r)
-        return _Arrived(rooms[0], rooms[1], self._peers, slot, awaited)
+        return _Arrived(k, v, self._peers, n % SLOTS, awaited)
 
     def computed(self, n: int, *, gradients: bool) -> None:
         """Of a part: its keys are of no use any more, and the gradients of the part before have been read. Ranks meet where they write
@@ -253,11 +275,14 @@ class _Arrived(Arrival):
 def _parts_of(layout: Layout, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, of_pass: int) -> list[HeadShare]:
     """Of equal numbers of key heads; all ranks find the same."""
     kv_heads, group, sizes = k.shape[2], q.shape[2] // k.shape[2], k.shape[3] + v.shape[3]
-    row_bytes = layout.most_early * k.element_size() + (4 * layout.most_others if of_pass == BACKWARD else 0)
-    exposed = row_bytes * q.shape[0] * kv_heads * sizes / _LINK
-    tail = _TAIL * _TILE * layout.most_keys * of_pass * sizes / _MULTIPROCESSOR
     work = of_pass * layout.pairs * q.shape[0] * q.shape[2] * sizes
-    hiding = min(round(math.sqrt(exposed / tail)), work / _PART_WORK, _HIDING_PARTS) if tail > 0 else 1
+    tail = _TAIL * _TILE * layout.most_keys * of_pass * sizes / _MULTIPROCESSOR
+    hiding = 1.0
+    if of_pass == BACKWARD and tail > 0:
+        exposed = (
+            q.shape[0] * kv_heads * sizes * (layout.most_early * k.element_size() + layout.most_others * 4) / _LINK
+        )
+        hiding = min(round(math.sqrt(exposed / tail)), work / _PART_WORK, _HIDING_PARTS)
     most = max(hiding, min(work / LEAST_WORK, MOST_PARTS))
     size = kv_heads // max((n for n in range(1, kv_heads + 1) if kv_heads % n == 0 and n <= most), default=1)
     return [

@@ -186,7 +186,7 @@ def decoded(
     batch, rows, heads, _ = q.shape
     behind, count = batch * rows * heads * v_cache.shape[3], batch * rows * heads
     length = (behind + count + 3) // 4 * 4  # the kernels of decoding write rows of 16 bytes
-    reached = reach_each_other(ranks, q.device)
+    reached = reach_each_other(ranks, q.device) and timeout is None
     room = ranks.agree(
         {
             "batch": batch,
@@ -207,7 +207,7 @@ def decoded(
         },
         _SHOWN,
         q.device,
-        2 * (4 * length + 256) if reached and timeout is None else 0,
+        (lambda: 2 * (4 * length + 256)) if reached else None,
     )
 
     def parts_of(message: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -241,8 +241,12 @@ class KeysToRows:
             options = self._options_of(part, sink)
             for n, piece in enumerate(self.layout.steps[0]):
                 arrival.await_keys_of(n)
-                attend(piece, q_part, arrival.k, arrival.v, o_part, lse_part, options)
+                attend(piece, q_part, arrival.k, arrival.v, o_part, lse_part, options, self.has_multiprocessors(q))
         return o, lse
+
+    def has_multiprocessors(self, q: torch.Tensor) -> bool:
+        """Whether kernels may be of use that deal their tiles out beforehand: beside an exchange's they are slower."""
+        return False
 
     def room_for_dq(self, q: torch.Tensor) -> torch.Tensor:
         """What backward() writes, or adds to where rows are in several pieces; and on the CPU, where all gradients are added to or none."""

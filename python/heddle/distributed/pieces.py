@@ -34,9 +34,9 @@ class Piece(NamedTuple):
     aligned: dict[str, Any]
     first: bool
 
-    def options_beside(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Of a call with these others."""
-        return options | (self.aligned if options["alibi_slopes"] is None else self.options)
+    def options_beside(self, options: dict[str, Any], undisturbed: bool = False) -> dict[str, Any]:
+        """Of a call with these others. undisturbed: no exchange's kernel runs meanwhile."""
+        return options | (self.aligned if undisturbed and options["alibi_slopes"] is None else self.options)
 
     def calls(self, batch: int) -> Iterator[Where]:
         """Which sequences of a batch go into one call: all, or each by itself where the piece's are packed."""
@@ -285,6 +285,7 @@ def attend(
     o: torch.Tensor,
     lse: torch.Tensor,
     options: dict[str, Any],
+    undisturbed: bool,
 ) -> None:
     """Writes o and lse of rows that are in no other piece."""
     for where in piece.calls(q.shape[0]):
@@ -295,7 +296,7 @@ def attend(
             return_lse=True,
             out=piece.of_rows(o, where),
             lse_out=piece.of_lse(lse, where),
-            **piece.options_beside(options),
+            **piece.options_beside(options, undisturbed),
         )
 
 

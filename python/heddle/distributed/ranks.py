@@ -187,19 +187,19 @@ class Ranks:
         words: dict[str, int],
         shown: dict[str, Callable[[int], object]],
         device: torch.device | None = None,
-        room: int = 0,
+        room: Callable[[], int] | None = None,
     ) -> int:
         """Compares with all ranks what this group has not compared yet; every rank raises where they differ. shown: what errors make
-        of a number that says nothing itself. device: of the tensors that are to be exchanged; None: the CPU. Returns the largest `room` of
-        all ranks, as each gave it when the words were compared; 0 where one gave 0."""
+        of a number that says nothing itself. device: of the tensors that are to be exchanged; None: the CPU. Returns the largest room() of
+        all ranks, which is asked when the words are compared; 0 where one is 0 or is not given."""
         if self.group is None:
-            return room
+            return 0
         device = device or torch.device("cpu")
         known = _agreed.setdefault(self.group, {})
         operation, own = zlib.crc32(self.operation.encode()), tuple(words.values())
         key = (device.type, operation, own)
         if key in known:
-            return known[key] if room else 0
+            return 0 if room is None else known[key]
         self.serve(device)
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
@@ -207,7 +207,7 @@ class Ranks:
             )
         # As many numbers for every operation, the operation first: one that another rank is at is told of, and not waited for.
         assert len(own) < _NUMBERS - 2
-        padded = [operation, *own, *[0] * (_NUMBERS - 2 - len(own)), room]
+        padded = [operation, *own, *[0] * (_NUMBERS - 2 - len(own)), 0 if room is None else room()]
         of_rank = [
             each.tolist()
             for each in self.all_gather(
