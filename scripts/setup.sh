@@ -2,8 +2,8 @@
 # Installs what Heddle's build, demo and tests need on Debian 12: packages with apt (as root; otherwise prints the line to run and
 # stops), then Python packages in .venv. Does nothing when all is there. `--dev` adds what the tests need besides: clang and its
 # runtime, an Arm compiler and emulator, the HTTP library of examples/server, Open MPI, the libraries whose models run on Heddle and that read
-# its checkpoints (not kernels, as PyPI has no version that transformers takes), and, where there is no nvcc 12.8 or later or no
-# cuobjdump, NVIDIA's in .venv. `--docs` adds what `make docs` needs, in .venv-docs.
+# its checkpoints (not kernels, as PyPI has no version that transformers takes), and, where there is no nvcc 12.8 or later, no
+# cuobjdump or no NCCL, NVIDIA's in .venv. `--docs` adds what `make docs` needs, in .venv-docs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -70,6 +70,12 @@ if [[ -n $dev ]] && ! scripts/cuobjdump.sh >/dev/null; then
   echo "Installing NVIDIA's disassembler in .venv"
   .venv/bin/python -m pip install -q --disable-pip-version-check --no-deps 'nvidia-cuda-cuobjdump>=13.0' 'nvidia-cuda-nvdisasm>=13.0'
   scripts/cuobjdump.sh >/dev/null || { echo "setup.sh: the packages brought no cuobjdump" >&2; exit 1; }
+fi
+
+if [[ -n $dev ]] && ! scripts/nccl.sh >/dev/null; then
+  echo "Installing NVIDIA's NCCL in .venv"
+  .venv/bin/python -m pip install -q --disable-pip-version-check --no-deps 'nvidia-nccl-cu13>=2.18'
+  scripts/nccl.sh >/dev/null || { echo "setup.sh: the package brought no nccl.h" >&2; exit 1; }
 fi
 
 # Sphinx apart from the packages that the tests use. It imports heddle, and so torch: those of .venv, behind its own.

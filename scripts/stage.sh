@@ -29,6 +29,8 @@ else
   python=
 fi
 
+if nccl=$(scripts/nccl.sh); then options+=("-DNCCL_ROOT=$nccl"); fi
+
 cmake -S . -B "$build" "${options[@]}"
 cmake --build "$build" --target "${targets[@]}"
 

@@ -49,7 +49,7 @@ format() {
 
 # Nothing runs the kernels here: one architecture's code of each says whether it compiles and does not spill.
 release() {
-  cmake --preset release -DHEDDLE_CUDA=ON -DHEDDLE_CUDA_ONE_CODE=ON
+  cmake --preset release -DHEDDLE_CUDA=ON -DHEDDLE_CUDA_ONE_CODE=ON -DHEDDLE_NCCL=ON -DNCCL_ROOT="$(scripts/nccl.sh)"
   cmake --build --preset release
 }
 
