@@ -78,6 +78,8 @@ class TestSources:
         (tree / "k2/c.cu").write_text("faster")
         assert not sources.current(row, tree)
         assert not sources.current({"name": "r"}, tree) and not sources.current({"sources": {}}, tree)
+        assert sources.current({"kernel": "", "sources": {}}, tree)  # of others alone
+        assert not sources.current({"kernel": "k", "sources": {}}, tree)
         assert not sources.current({"sources": {"k3": None}}, tree)  # absent then and now is not the same
 
     def test_every_path_that_rows_name_exists(self):
