@@ -194,8 +194,8 @@ def timed(row) -> dict:
 
 
 def measure(name, make) -> dict:
-    """The row, with its times, or with `wrong` and no times."""
-    out = {"name": name}
+    """The row, with its times, or with `wrong` and no times; `seconds` are those of all that was done for it."""
+    out, begun = {"name": name}, time.monotonic()
     try:
         row = make()
         out |= {"unit": row.unit, "timed": row.how, "kernel": row.kernel, "sources": sources.digests(row.sources)}
@@ -208,7 +208,7 @@ def measure(name, make) -> dict:
     except Exception as error:
         # Whatever it is: one bad row does not end a run that costs a machine's time, and nothing of it is published.
         out["wrong"] = f"{type(error).__name__}: {error}"
-    return out
+    return out | {"seconds": round(time.monotonic() - begun, 1)}
 
 
 def show(row):
@@ -244,6 +244,32 @@ def left_of(rows: dict, files) -> dict:
     return {name: make for name, make in rows.items() if name not in done}
 
 
+def old_of(files) -> dict[str, float]:
+    """Row -> seconds that it may take (0 where no file says), of those that results files, the last that has a row, have with
+    sources that are not the tree's, or as wrong."""
+    found = {}
+    for file in files:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        found |= {row["name"]: None if sources.current(row) else expected_seconds(row) for row in content["rows"]}
+        found |= {row["name"]: expected_seconds(row) for row in content.get("wrong", ())}
+    return {name: seconds for name, seconds in found.items() if seconds is not None}
+
+
+def expected_seconds(row) -> float:
+    """What measuring the row took; of a row without `seconds`, the part of it that was timed."""
+    calls = row.get("calls", {})
+    timed = sum(sum(each) * calls.get(name, 0) for name, each in row.get("milliseconds", {}).items()) / 1e3
+    return row.get("seconds", timed)
+
+
+def part_of(rows: dict, index: int, count: int, seconds: dict[str, float]) -> dict:
+    """One of `count` parts. Rows are dealt longest first, there and back, those of no expected time behind the others: parts
+    have as many rows, of about as much time, as each other."""
+    dealt = sorted(rows, key=lambda name: -seconds[name])
+    mine = {name for at, name in enumerate(dealt) if index == min(at % (2 * count), 2 * count - 1 - at % (2 * count))}
+    return {name: make for name, make in rows.items() if name in mine}
+
+
 def summary(results):
     for direction in ("forward", "backward"):
         ratios = [row["ratio"] for row in results if re.match(rf"{direction} D\d", row["name"]) and "ratio" in row]
@@ -261,6 +287,10 @@ def main():
     parser.add_argument(
         "--but", type=pathlib.Path, nargs="+", default=[], help="leave out the rows that these results files have"
     )
+    parser.add_argument(
+        "--old", type=pathlib.Path, nargs="+", default=[],
+        help="only the rows that these results files have of other sources than the tree's, or as wrong",
+    )  # fmt: skip
     parser.add_argument("--seconds", type=float, default=float("inf"), help="no row is begun after so many")
     parser.add_argument(
         "--tensors", type=pathlib.Path, help="rows of native sparse attention on the q, k, v of this file of torch.save"
@@ -271,7 +301,11 @@ def main():
     if not torch.cuda.is_available():
         sys.exit("attention_bench_gpu.py: torch sees no GPU")
     torch.manual_seed(1)
-    everything = left_of(known(), arguments.but)
+    everything, old = left_of(known(), arguments.but), old_of(arguments.old)
+    if arguments.old:
+        if lost := [name for name in old if name not in known()]:
+            print(f"old, and no rows of this program as it was called: {', '.join(lost)}", flush=True)
+        everything = {name: make for name, make in everything.items() if name in old}
     chosen = {name: everything[name] for part in arguments.filter.split("|") for name in everything if part in name}
     gpu = re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name().lower()).strip("-")
     out = arguments.out or gpu_conditions.HERE / "results" / f"{gpu}.json"
@@ -279,7 +313,8 @@ def main():
     for who, why in peers.absent().items():
         print(f"without {who}: {why}", flush=True)
     results, wrong, begun = [], [], time.monotonic()
-    for name, make in list(chosen.items())[index::count]:
+    mine = part_of(chosen, index, count, old) if arguments.old else dict(list(chosen.items())[index::count])
+    for name, make in mine.items():
         if time.monotonic() - begun > arguments.seconds:
             print(f"out of time before {name}")
             break

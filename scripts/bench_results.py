@@ -25,8 +25,8 @@ def read(pattern, folder=RESULTS):
 
 
 def stale(rows):
-    """Whether any of these rows, or what stands for them, is not of the tree's sources. Without a kernel there are none."""
-    return not all(sources.current(row) or row.get("kernel") == "" for row in rows)
+    """Whether any of these rows, or what stands for them, is not of the tree's sources."""
+    return not all(sources.current(row) for row in rows)
 
 
 def marked(words, rows):

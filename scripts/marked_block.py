@@ -9,7 +9,8 @@ def replaced(text: str, name: str, block: str) -> str:
     marks = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
     if len(marks.findall(text)) != 1:
         raise ValueError(f"the file must have one block marked '{name}'")
-    return marks.sub(lambda m: m[1] + block.rstrip("\n") + "\n" + m[2], text)
+    lines = block.rstrip("\n") + "\n" if block else ""
+    return marks.sub(lambda m: m[1] + lines + m[2], text)
 
 
 def update(path: Path, name: str, block: str, *, check: bool) -> bool:

@@ -1,7 +1,8 @@
 """Writes the accuracy tables of docs/numerics.md from bench/results/accuracy-*.json, and makes those files.
 
-A file keeps, of what `heddle check --json` printed, the largest error of any case for each pass, candidate, dtype, target
-and tensor, as a share of what the accuracy rule allows it. Measure on the machine whose files are to be renewed, e.g.
+What the page says of the rule's own trial comes from bench/results/rule-seeds.json, which tests/unit/kit_faults_test.cc writes,
+if it is there. An accuracy file keeps, of what `heddle check --json` printed, the largest error of any case for each pass,
+candidate, dtype, target and tensor, as a share of what the accuracy rule allows it. Measure on the machine whose files are to be renewed, e.g.
 
     build/release/cli/heddle check --json --all-targets > cpu.json
     scripts/test_neon.sh    # writes build/neon/results.0.json and results.1.json
@@ -97,6 +98,20 @@ def written() -> str:
     return noted("\n\n".join(of_file(json.loads(file.read_text(encoding="utf-8"))) for file in files))
 
 
+def of_seeds(file: Path) -> str:
+    """What came of the rule's own trial; nothing if nobody kept it."""
+    if not file.exists():
+        return ""
+    found = json.loads(file.read_text(encoding="utf-8"))
+    came = f"none was refused, and the closest came to {100 * found['closest']:.0f} % of its bound"
+    if found["refused"]:
+        came = f"{found['refused']} results were refused, the farthest at {100 * found['closest']:.0f} % of its bound"
+    return (
+        f"With {found['seeds']} seeds, {found['cases']} cases and {found['tensors']} tensors on `{found['target']}` (commit {found['commit'][:7]}, {found['date'][:10]}), {came}. "
+        f"Left out were the {found['large']} cases with more than {found['multiplications']:.0f} multiplications, and the {found['e4m3']} in e4m3, which the CPU does not multiply."
+    )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -113,10 +128,13 @@ def main() -> int:
         results = [r for path in paths for r in json.loads(Path(path).read_text(encoding="utf-8"))["results"]]
         text = json.dumps(kept(results), indent=1).replace("\n   ", " ").replace("\n  }", "}")
         (RESULTS / f"accuracy-{name}.json").write_text(text + "\n", encoding="utf-8")
-    current = update(ROOT / "docs/numerics.md", "accuracy", written(), check=arguments.check)
+    page = ROOT / "docs/numerics.md"
+    blocks = {"accuracy": written(), "seeds": of_seeds(RESULTS / "rule-seeds.json")}
+    updated = [update(page, name, block, check=arguments.check) for name, block in blocks.items()]
+    current = all(updated)
     if not current:
         print(
-            "docs/numerics.md: the accuracy tables are not what bench/results/accuracy-*.json say; run scripts/numerics_table.py",
+            "docs/numerics.md: it is not what bench/results/{accuracy-*,rule-seeds}.json say; run scripts/numerics_table.py",
             file=sys.stderr,
         )
     return 0 if current else 1

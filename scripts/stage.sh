@@ -44,7 +44,7 @@ install -s "$build/cli/heddle" "$stage/bin/"
 install -s "$build"/tests/{heddle_gpu_tests,soak/heddle_soak,soak/heddle_soak_planted} "$stage/tests/"
 install -s "$build"/examples/ladder/* "$stage/examples/ladder/"
 cp scripts/{{test,soak}_gpu,find_cublaslt}.sh "$stage/scripts/"
-cp tests/gpu/racecheck_known.txt "$stage/tests/gpu/"
+cp tests/gpu/racecheck_{known.txt,new.awk} "$stage/tests/gpu/"
 if [[ -n $python ]]; then
   mkdir -p "$stage/python/heddle" "$stage"/tests/{python,cli}
   (cd python && find heddle -name '*.py' -o -name py.typed | xargs cp --parents -t "$stage/python")

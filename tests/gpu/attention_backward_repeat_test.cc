@@ -1,5 +1,5 @@
-// What a caller of the GPU's backward may rely on: bits in deterministic mode, the same gradients but for rounding in
-// the other; the workspace's size, graphs, refusals.
+// What a caller of the GPU's backward may rely on: bits in deterministic mode, beside other sequences too, the same
+// gradients but for rounding in the other mode; the workspace's size, graphs, refusals.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -131,6 +131,56 @@ TEST(GpuBackwardStreams, TwoThreadsOnTwoStreams) {
     EXPECT_TRUE(first_same) << "another stream's calls change the gradients";
     EXPECT_TRUE(second_same) << "another stream's calls change the gradients";
   }
+}
+
+// Whether the gradients of each sequence alone, written where the batch's call writes, have the bits that they have in
+// it.
+bool same_bits_alone(BackwardCase& at) {
+  at.poison();
+  at.call.run();
+  const Gradients together = at.read();
+  expect_finite(together);
+  at.poison();
+  for (std::int64_t b = 0; b < at.forward.runner.data().spec.B; ++b) {
+    BackwardCall call = at.call;
+    DeviceCall& forward = call.forward;
+    AttentionGradients& to = call.gradients;
+    for (TensorView* x : {&forward.q, &forward.k, &forward.v, &forward.o, &forward.lse, &call.d_o, &call.d_lse, &to.dq,
+                          &to.dk, &to.dv}) {
+      if (x->given()) *x = part(*x, 0, b, 1);
+    }
+    call.run();
+  }
+  return same_bits(together, at.read());
+}
+
+// As many key as query heads and one order of sums: then no batch changes a gradient, whichever candidate runs. Fewer
+// rows than a tile, one tile, and several that take turns.
+TEST(GpuBatchInvariance, GradientsAloneByThemselves) {
+  bool any = false;
+  for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
+    for (const std::int64_t length : {17, 128, 700}) {
+      for (const std::int64_t size : {64, 128, 256}) {
+        for (const Causal causal : {Causal::none, Causal::bottom_right}) {
+          AttentionCase spec = large(length, 4, size, causal, dtype);
+          spec.B = 3;
+          spec.Hkv = spec.H;
+          BackwardCase at(spec);
+          at.call.forward.options.deterministic = true;
+          std::vector<std::string> forced = candidates(at.call);
+          if (forced.empty()) continue;
+          any = true;
+          forced.emplace_back();  // none: what a caller gets
+          for (const std::string& candidate : forced) {
+            SCOPED_TRACE(text(spec.name, "_", name_of(dtype), causal == Causal::none ? " " : " causal ", candidate));
+            at.call.forward.options.force = candidate;
+            EXPECT_TRUE(same_bits_alone(at)) << "a sequence alone has other bits";
+          }
+        }
+      }
+    }
+  }
+  if (!any) GTEST_SKIP() << kNone;
 }
 
 class GpuBackwardWorkspace : public ::testing::TestWithParam<const char*> {};

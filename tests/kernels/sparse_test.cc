@@ -35,6 +35,7 @@ TEST_P(Sparse, IsAttentionUnderTheMaskThatSaysTheSame) {
   const reference::Forward listed = reference::attention_forward(runner.problem(), default_executor());
   EXPECT_EQ(listed.o, runner.forward().o);
   EXPECT_EQ(listed.lse, runner.forward().lse);
+  EXPECT_EQ(runner.blind_spots(Pass::forward), "");
   on_each_target([&] {
     const CaseResult found = runner.check(Pass::forward, "cpu");
     EXPECT_TRUE(found.passed) << found.message();
@@ -51,7 +52,7 @@ TEST_P(Sparse, HasTheGradientsOfAttentionUnderTheMask) {
   EXPECT_EQ(listed.dk, expected.dk);
   EXPECT_EQ(listed.dv, expected.dv);
   EXPECT_EQ(listed.dsink, expected.dsink);
-
+  EXPECT_EQ(runner.blind_spots(Pass::backward), "");
   if (!GetParam().has_gradients()) return;
   const std::unique_ptr<Executor> one = make_thread_pool(1), five = make_thread_pool(5);
   on_each_target([&] {

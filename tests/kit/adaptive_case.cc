@@ -172,9 +172,10 @@ CaseResult AdaptiveJudge::judge(float tol, const AdaptiveResult& result, const s
   const AdaptiveProblem p = adaptive_problem(data_, tol, result);
   const reference::AdaptiveForward expected = reference::adaptive_forward(p, default_executor());
   const PlainTensor plain_o = moved(plain_.o, exact_.o, expected.o);
-  CaseResult out = judged_by(
-      {.case_name = data_.spec.name, .candidate = candidate},
-      {{"o", &result.o, &expected.o, &plain_o, factor_}, {"lse", &result.lse, &expected.lse, &plain_.lse, factor_}});
+  const std::vector<Judged> judged = {{"o", &result.o, &expected.o, &plain_o, factor_},
+                                      {"lse", &result.lse, &expected.lse, &plain_.lse, factor_}};
+  CaseResult out = judged_by({.case_name = data_.spec.name, .candidate = candidate}, judged);
+  if (const std::string blind = blind_spots(judged); !blind.empty()) out.faults.push_back(blind);
   for (const HostTensor* tensor : {&result.bound, &result.replaced}) {
     if (!tensor->damage().empty()) out.faults.push_back(tensor->damage());
   }
@@ -235,11 +236,14 @@ CaseResult AdaptiveJudge::judge(const AdaptiveResult& after, const Gradients& g,
   const PlainTensor dq = moved(plain.dq, exact.dq, expected.dq), dk = moved(plain.dk, exact.dk, expected.dk),
                     dv = moved(plain.dv, exact.dv, expected.dv),
                     dsink = moved(plain.dsink, exact.dsink, expected.dsink);
-  return judged_by({.case_name = data_.spec.name, .candidate = candidate, .pass = Pass::backward},
-                   {{"dq", &g.dq, &expected.dq, &dq, factor_},
-                    {"dk", &g.dk, &expected.dk, &dk, factor_},
-                    {"dv", &g.dv, &expected.dv, &dv, factor_},
-                    {"dsink", &g.dsink, &expected.dsink, &dsink, kFactor}});
+  const std::vector<Judged> judged = {{"dq", &g.dq, &expected.dq, &dq, factor_},
+                                      {"dk", &g.dk, &expected.dk, &dk, factor_},
+                                      {"dv", &g.dv, &expected.dv, &dv, factor_},
+                                      {"dsink", &g.dsink, &expected.dsink, &dsink, kFactor}};
+  CaseResult out = judged_by({.case_name = data_.spec.name, .candidate = candidate, .pass = Pass::backward}, judged);
+  if (const std::string blind = blind_spots(judged); !blind.empty()) out.faults.push_back(blind);
+  out.passed &= out.faults.empty();
+  return out;
 }
 
 }  // namespace heddle::kit

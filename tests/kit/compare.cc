@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "core/check.h"
+#include "kit/host_tensor.h"
 
 namespace heddle::kit {
 namespace {
@@ -87,6 +88,32 @@ Comparison compare(const std::string& tensor, std::span<const double> out, std::
     result.worst = text(place(worst), " is ", out[worst], ", the reference ", reference[worst]);
   }
   return result;
+}
+
+std::string blind_spots(const std::string& tensor, std::span<const double> reference, const PlainTensor& plain,
+                        const std::vector<std::int64_t>& shape, DType dtype, double factor) {
+  std::string out;
+  std::vector<double> values;
+  for (const double value : reference) values.push_back(rounded(value, dtype));
+  if (values.empty()) return out;
+  const auto judge = [&](const std::vector<double>& found) {
+    return compare(tensor, found, reference, plain, shape, dtype, factor);
+  };
+  const Comparison right = judge(values);
+  if (!right.passed) out += text(tensor, ": the reference fails: ", right.worst, "; ");
+  // Where the largest is, rounding hides most; where the middle one is, nothing is special.
+  const auto largest =
+      std::ranges::max_element(values, {}, [](double v) { return std::isfinite(v) ? std::abs(v) : -1; });
+  for (const auto at : {largest - values.begin(), static_cast<std::ptrdiff_t>(values.size() / 2)}) {
+    std::vector<double> spoilt = values;
+    const double change = std::max(16 * right.plain_error, 1e-30);
+    spoilt[at] = std::isfinite(values[at]) ? rounded(values[at] + change, dtype) : 0;
+    if (spoilt[at] != values[at] && judge(spoilt).passed) out += text(tensor, ": 16 e in one element pass; ");
+  }
+  // Gradients that are 0 in exact arithmetic have no size to be told from 0 by.
+  const bool nothing = right.largest <= 1e-9;
+  if (!nothing && judge(std::vector<double>(values.size(), 0)).passed) out += text(tensor, ": zeros pass; ");
+  return out;
 }
 
 Comparison compare_within(const std::string& tensor, std::span<const double> out, std::span<const double> reference,

@@ -54,6 +54,11 @@ struct Comparison {
 Comparison compare(const std::string& tensor, std::span<const double> out, std::span<const double> reference,
                    const PlainTensor& plain, const std::vector<std::int64_t>& shape, DType dtype, double factor);
 
+// Where compare() could not fail on such a tensor, a sentence each; empty if nowhere: the reference, rounded to dtype,
+// must pass; with one element off by 16 e it must not, nor may zeros in its place.
+std::string blind_spots(const std::string& tensor, std::span<const double> reference, const PlainTensor& plain,
+                        const std::vector<std::int64_t>& shape, DType dtype, double factor);
+
 // By a bound that was derived, element by element: |out - reference| <= allowed(reference), and NaN fails too. What is
 // kept as error and bound is the element's that comes closest to its own.
 Comparison compare_within(const std::string& tensor, std::span<const double> out, std::span<const double> reference,

@@ -141,8 +141,8 @@ class Int4Case {
     });
   }
 
-  // What is wrong with outputs over this cache; empty if nothing. rounds_query: the kernel multiplies q with K's scales
-  // and rounds the product to float16.
+  // What is wrong with outputs over this cache, or could not be seen to be; empty if nothing. rounds_query: the kernel
+  // multiplies q with K's scales and rounds the product to float16.
   std::string verdict(const HostTensor& o, const HostTensor& lse, bool rounds_query = false) const {
     const AttentionProblem p = problem();
     const auto expected = reference::attention_forward(p, default_executor());
@@ -153,12 +153,13 @@ class Int4Case {
                            const PlainTensor& of_plain) {
       if (const std::string damage = x.damage(); !damage.empty()) out += std::string(name) + ": " + damage + "; ";
       const TensorView& view = x.view();
-      const Comparison c = compare(name, x.values(), reference, of_plain,
-                                   {view.shape.begin(), view.shape.begin() + view.rank}, view.dtype, factor);
+      const std::vector<std::int64_t> shape(view.shape.begin(), view.shape.begin() + view.rank);
+      const Comparison c = compare(name, x.values(), reference, of_plain, shape, view.dtype, factor);
       if (!c.passed) {
         out += std::string(name) + " is off by " + std::to_string(c.error) + ", allowed " + std::to_string(c.bound) +
                "; " + c.worst + "; ";
       }
+      out += blind_spots(name, reference, of_plain, shape, view.dtype, factor);
     };
     judge("o", o, expected.o, plain.o);
     judge("lse", lse, expected.lse, plain.lse);

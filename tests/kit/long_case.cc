@@ -241,11 +241,13 @@ std::vector<AttentionCase> long_cases(bool small) {
       }
     }
   }
-  // What a backward is judged by costs all rows: at head size 256 once for each 16-bit dtype, and e4m3 has none.
+  // What a backward is judged by costs all rows: of head sizes between and above those, not in every dtype; e4m3 has
+  // none.
   for (const int64_t length : small ? std::vector<int64_t>{300} : std::vector<int64_t>{4096, 16384}) {
     for (const Causal causal : {Causal::none, Causal::bottom_right}) {
+      for (const int64_t size : {96, 192}) add(length, size, DType::bf16, causal, false);
       for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
-        const bool backward = length == 4096 && causal != Causal::none && dtype != DType::f32;
+        const bool backward = length == 4096 && dtype != DType::f32;
         add(length, 256, dtype, causal, !backward);
       }
       if (small) continue;  // the CPU has no products of e4m3

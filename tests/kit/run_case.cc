@@ -92,6 +92,15 @@ CaseResult judged_by(CaseResult result, const std::vector<Judged>& outputs) {
   return result;
 }
 
+std::string blind_spots(const std::vector<Judged>& outputs) {
+  std::string out;
+  for (const Judged& x : outputs) {
+    if (!x.out->given()) continue;
+    out += blind_spots(x.name, *x.reference, *x.plain, shape_of(*x.out), x.out->view().dtype, x.factor);
+  }
+  return out;
+}
+
 CaseRunner::CaseRunner(const AttentionCase& spec, std::uint64_t seed, Device device)
     : data_(spec, seed), device_(device), inputs_{data_.q.view(),   data_.k.view(),     data_.v.view(),
                                                   data_.d_o.view(), data_.d_lse.view(), data_.options()} {
@@ -233,34 +242,8 @@ CaseResult CaseRunner::check_backward(const std::string& candidate, Executor* ex
 }
 
 std::string CaseRunner::blind_spots(Pass pass) {
-  const ForwardOutputs forward{data_.new_o(), data_.new_lse()};
-  const BackwardOutputs backward{pass == Pass::backward ? data_.new_gradients() : Gradients()};
-  std::string out;
-  for (const Judged& x : pass == Pass::forward ? judged(forward) : judged(backward)) {
-    if (!x.out->given()) continue;
-    const DType dtype = x.out->view().dtype;
-    const auto judge = [&](const std::vector<double>& values) {
-      return compare(x.name, values, *x.reference, *x.plain, shape_of(*x.out), dtype, x.factor);
-    };
-    std::vector<double> values;
-    for (const double value : *x.reference) values.push_back(rounded(value, dtype));
-    if (values.empty()) continue;
-    const Comparison right = judge(values);
-    if (!right.passed) out += text(x.name, ": the reference fails: ", right.worst, "; ");
-    // Where the largest is, rounding hides most; where the middle one is, nothing is special.
-    const auto largest =
-        std::ranges::max_element(values, {}, [](double v) { return std::isfinite(v) ? std::abs(v) : -1; });
-    for (const auto at : {largest - values.begin(), static_cast<std::ptrdiff_t>(values.size() / 2)}) {
-      std::vector<double> spoilt = values;
-      const double change = std::max(16 * right.plain_error, 1e-30);
-      spoilt[at] = std::isfinite(values[at]) ? rounded(values[at] + change, dtype) : 0;
-      if (spoilt[at] != values[at] && judge(spoilt).passed) out += text(x.name, ": 16 e in one element pass; ");
-    }
-    // Gradients that are 0 in exact arithmetic have no size to be told from 0 by.
-    const bool nothing = right.largest <= 1e-9;
-    if (!nothing && judge(std::vector<double>(values.size(), 0)).passed) out += text(x.name, ": zeros pass; ");
-  }
-  return out;
+  if (pass == Pass::forward) return kit::blind_spots(judged(ForwardOutputs{data_.new_o(), data_.new_lse()}));
+  return kit::blind_spots(judged(BackwardOutputs{data_.new_gradients()}));
 }
 
 CaseResult CaseRunner::check(Pass pass, const std::string& candidate, Executor* executor) {

@@ -38,6 +38,8 @@ struct Judged {
 };
 // Fills result.tensors, .damage and .passed.
 CaseResult judged_by(CaseResult result, const std::vector<Judged>& outputs);
+// Those of the tensors that are given, whatever is in them.
+std::string blind_spots(const std::vector<Judged>& outputs);
 
 // The candidates that support a call, without the reference.
 std::vector<std::string> kernels_of(const std::vector<Candidate>& candidates);
@@ -100,8 +102,6 @@ class CaseRunner {
   CaseResult check_backward(const std::string& candidate, Executor* executor = nullptr, const Wanted& wanted = {});
   CaseResult check(Pass pass, const std::string& candidate, Executor* executor = nullptr);
 
-  // Where the rule could not fail on this case, a sentence each; empty if nowhere: the reference's tensors with one
-  // element off by 16 e must be refused, and so must zeros in their place.
   std::string blind_spots(Pass pass);
 
  private:

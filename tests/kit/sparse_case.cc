@@ -337,12 +337,34 @@ std::vector<std::string> SparseRunner::candidates(Pass pass) const {
                         : explain_sparse_attention_backward(q, k, v, lists.views, {}, sparse_options(data)));
 }
 
-CaseResult SparseRunner::judge(const ForwardOutputs& out, const std::string& candidate) {
+std::vector<Judged> SparseRunner::judged(const ForwardOutputs& out) {
   const double factor = allowed_factor(masked_.problem(), forward());
   if (!plain_forward_) plain_forward_ = std::make_unique<PlainForward>(plain_forward(masked_.problem()));
-  return judged_by({.case_name = name_, .candidate = candidate, .seconds = out.seconds},
-                   {{"o", &out.o, &forward().o, &plain_forward_->o, factor},
-                    {"lse", &out.lse, &forward().lse, &plain_forward_->lse, factor}});
+  return {{"o", &out.o, &forward().o, &plain_forward_->o, factor},
+          {"lse", &out.lse, &forward().lse, &plain_forward_->lse, factor}};
+}
+
+std::vector<Judged> SparseRunner::judged(const BackwardOutputs& out) {
+  const double factor = allowed_factor(masked_.problem(), forward());
+  const reference::Backward& exact = backward();
+  if (!plain_backward_) {
+    const Gradients none = masked_.new_gradients();
+    plain_backward_ = std::make_unique<PlainBackward>(plain_backward(masked_.backward_problem(none), forward()));
+  }
+  const Gradients& g = out.gradients;
+  return {{"dq", &g.dq, &exact.dq, &plain_backward_->dq, factor},
+          {"dk", &g.dk, &exact.dk, &plain_backward_->dk, factor},
+          {"dv", &g.dv, &exact.dv, &plain_backward_->dv, factor},
+          {"dsink", &g.dsink, &exact.dsink, &plain_backward_->dsink, kFactor}};
+}
+
+CaseResult SparseRunner::judge(const ForwardOutputs& out, const std::string& candidate) {
+  return judged_by({.case_name = name_, .candidate = candidate, .seconds = out.seconds}, judged(out));
+}
+
+CaseResult SparseRunner::judge(const BackwardOutputs& out, const std::string& candidate) {
+  return judged_by({.case_name = name_, .candidate = candidate, .pass = Pass::backward, .seconds = out.seconds},
+                   judged(out));
 }
 
 CaseResult SparseRunner::check(Pass pass, const std::string& candidate, Executor* executor) {
@@ -351,19 +373,9 @@ CaseResult SparseRunner::check(Pass pass, const std::string& candidate, Executor
   return judge(run_sparse_backward(data, lists.views, after.o, after.lse, candidate, executor), candidate);
 }
 
-CaseResult SparseRunner::judge(const BackwardOutputs& out, const std::string& candidate) {
-  const double factor = allowed_factor(masked_.problem(), forward());
-  const reference::Backward& exact = backward();
-  if (!plain_backward_) {
-    const Gradients none = masked_.new_gradients();
-    plain_backward_ = std::make_unique<PlainBackward>(plain_backward(masked_.backward_problem(none), forward()));
-  }
-  const Gradients& g = out.gradients;
-  return judged_by({.case_name = name_, .candidate = candidate, .pass = Pass::backward, .seconds = out.seconds},
-                   {{"dq", &g.dq, &exact.dq, &plain_backward_->dq, factor},
-                    {"dk", &g.dk, &exact.dk, &plain_backward_->dk, factor},
-                    {"dv", &g.dv, &exact.dv, &plain_backward_->dv, factor},
-                    {"dsink", &g.dsink, &exact.dsink, &plain_backward_->dsink, kFactor}});
+std::string SparseRunner::blind_spots(Pass pass) {
+  if (pass == Pass::forward) return kit::blind_spots(judged(ForwardOutputs{data.new_o(), data.new_lse()}));
+  return kit::blind_spots(judged(BackwardOutputs{data.new_gradients()}));
 }
 
 }  // namespace heddle::kit

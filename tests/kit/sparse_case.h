@@ -46,6 +46,7 @@ class SparseRunner {
   // What `candidate` wrote, wherever it ran.
   CaseResult judge(const ForwardOutputs& out, const std::string& candidate);
   CaseResult judge(const BackwardOutputs& out, const std::string& candidate);
+  std::string blind_spots(Pass pass);
 
   // Of the call, for gradients in tensors of its own.
   SparseProblem problem() const;
@@ -56,6 +57,9 @@ class SparseRunner {
   const ForwardOutputs& rounded_forward();
 
  private:
+  std::vector<Judged> judged(const ForwardOutputs& out);
+  std::vector<Judged> judged(const BackwardOutputs& out);
+
   std::string name_;
   CaseData masked_;  // the call of attention that says the same
   std::unique_ptr<reference::Forward> forward_;

@@ -105,6 +105,17 @@ def made(calls, **more):
     return lambda: gpu_rows.Row(calls, 1.0, "calls/s", **more)
 
 
+def made_ones():
+    return gpu_rows.Row({"heddle": lambda: ONES, "cudnn": lambda: ONES}, 1.0, "calls/s")
+
+
+def on_a_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Some GPU")
+    monkeypatch.setattr(gpu_peers, "absent", dict)
+    monkeypatch.setattr(bench.gpu_conditions, "conditions", lambda method: {"method": method, "date": "d"})
+
+
 ONES = torch.ones(4, 3)
 NAN = torch.full((4, 3), math.nan)
 
@@ -175,11 +186,8 @@ def test_a_run_goes_on_after_a_wrong_row_and_ends_with_status_1(tmp_path, monkey
         "bad": made({"heddle": lambda: NAN, "cudnn": lambda: ONES}),
         "good": made({"heddle": lambda: ONES, "cudnn": lambda: ONES}),
     }
+    on_a_gpu(monkeypatch)
     monkeypatch.setattr(bench, "known", lambda: rows)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Some GPU")
-    monkeypatch.setattr(gpu_peers, "absent", dict)
-    monkeypatch.setattr(bench.gpu_conditions, "conditions", lambda method: {"method": method, "date": "d"})
     monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path / "out.json")])
     with pytest.raises(SystemExit, match="1 rows are wrong: bad"):
         bench.main()
@@ -468,3 +476,36 @@ def test_a_run_goes_on_where_another_ended(tmp_path):
         file.write_text(json.dumps({"rows": [{"name": name} for name in names]}))
     rows = dict.fromkeys(("one", "two", "three", "four", "five"), print)
     assert list(bench.left_of(rows, files)) == ["two", "five"] and bench.left_of(rows, []) == rows
+
+
+def test_old_rows_are_measured_again_in_parts_of_equal_time(tmp_path, monkeypatch, capsys):
+    of_now = {"kernel": "k", "sources": sources.digests(("src/cuda/common",))}
+    of_then = {"kernel": "k", "sources": {"src/cuda/common": "0"}}
+    rows = {
+        "new": of_now | {"seconds": 50},
+        "others' alone": {"kernel": "", "sources": {}},
+        "timed": of_then | {"milliseconds": {"a": [1000.0, 1000.0], "b": [500.0]}, "calls": {"a": 2, "b": 4}},
+        "gone": of_then,
+        **{f"old {seconds}": of_then | {"seconds": seconds} for seconds in (1, 8, 7, 2)},
+        "unknown": {},
+        "again": of_then,
+    }
+    files = [tmp_path / name for name in ("a.json", "b.json")]
+    listed = [{"name": name} | row for name, row in rows.items()]
+    files[0].write_text(json.dumps({"rows": listed, "wrong": [{"name": "bad"} | of_now, {"name": "mended"}]}))
+    files[1].write_text(json.dumps({"rows": [{"name": name} | of_now for name in ("again", "mended")]}))
+    old = bench.old_of(files)
+    assert old == {"timed": 6, "gone": 0, "old 1": 1, "old 8": 8, "old 7": 7, "old 2": 2, "unknown": 0, "bad": 0}
+    made = {name: made_ones for name in (*rows, "bad", "mended", "not measured yet") if name != "gone"}
+    parts = [bench.part_of({name: made[name] for name in made if name in old}, i, 2, old) for i in (0, 1)]
+    assert [list(part) for part in parts] == [["old 1", "old 8", "old 2"], ["timed", "old 7", "unknown", "bad"]]
+
+    on_a_gpu(monkeypatch)
+    monkeypatch.setattr(bench, "known", lambda: made)
+    out = tmp_path / "out.json"
+    words = ["bench", "--old", *map(str, files), "--out", str(out), "--shard", "1/2", "--filter", "old|timed"]
+    monkeypatch.setattr(sys, "argv", words)
+    bench.main()
+    written = json.loads(out.read_text())["rows"]
+    assert [row["name"] for row in written] == ["old 7", "timed"] and all(row["seconds"] >= 0 for row in written)
+    assert "as it was called: gone\n" in capsys.readouterr().out

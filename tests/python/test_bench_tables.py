@@ -19,6 +19,7 @@ import marked_block  # noqa: E402
 import measured_table  # noqa: E402
 import merge  # noqa: E402
 import nsa_chart  # noqa: E402
+import numerics_table  # noqa: E402
 import slower_table  # noqa: E402
 import sources  # noqa: E402
 import speed_chart  # noqa: E402
@@ -78,6 +79,8 @@ class TestSources:
         (tree / "k2/c.cu").write_text("faster")
         assert not sources.current(row, tree)
         assert not sources.current({"name": "r"}, tree) and not sources.current({"sources": {}}, tree)
+        assert sources.current({"kernel": "", "sources": {}}, tree)  # of others alone
+        assert not sources.current({"kernel": "k", "sources": {}}, tree)
         assert not sources.current({"sources": {"k3": None}}, tree)  # absent then and now is not the same
 
     def test_every_path_that_rows_name_exists(self):
@@ -428,6 +431,18 @@ def test_a_page_that_was_changed_by_hand_fails_the_check(copy, script, blocks):
         (copy / page).write_text(changed, encoding="utf-8")
     assert run().returncode == 0
     assert {page: (copy / page).read_text(encoding="utf-8") for page in right} == right
+
+
+def test_the_page_quotes_the_rules_own_trial_if_it_was_kept(tmp_path):
+    assert numerics_table.of_seeds(tmp_path / "none.json") == ""
+    assert marked_block.replaced("<!-- begin x -->\nold\n<!-- end x -->", "x", "") == "<!-- begin x -->\n<!-- end x -->"
+    outcome = {"commit": "0123456789", "date": "2026-01-02T03:04:05+00:00", "target": "avx2", "seeds": 9, "cases": 5}
+    outcome |= {"tensors": 70, "multiplications": 200000, "large": 3, "e4m3": 4, "refused": 0, "closest": 0.871}
+    for refused, came in ((0, "none was refused, and the closest came to 87 %"), (2, "2 results were refused")):
+        (tmp_path / "seeds.json").write_text(json.dumps(outcome | {"refused": refused}))
+        said = numerics_table.of_seeds(tmp_path / "seeds.json")
+        assert came in said and "9 seeds, 5 cases and 70 tensors on `avx2` (commit 0123456, 2026-01-02)" in said
+        assert "the 3 cases with more than 200000 multiplications, and the 4 in e4m3" in said
 
 
 class TestNativeSparseAttention:

@@ -4,6 +4,9 @@
 
 #include <cmath>
 #include <cstdlib>
+#include <ctime>
+#include <fstream>
+#include <iomanip>
 #include <utility>
 
 #include "kernels/candidates.h"
@@ -145,35 +148,61 @@ TEST(LinearRule, AMisplacedScaleIsRefused) {
   }
 }
 
-// Small tensors, whose e is the largest of few samples. HEDDLE_SEEDS=1000 takes some minutes more: docs/numerics.md.
+// What HEDDLE_SEEDS_FILE keeps of the test below, for scripts/numerics_table.py.
+struct SeedsOutcome {
+  int seeds = 0;
+  std::int64_t cases = 0, large = 0, e4m3 = 0;  // drawn; left out, and why
+  std::int64_t tensors = 0, refused = 0;        // refused: results, of a tensor or more
+  double closest = 0;                           // of a tensor's error to its bound
+
+  void write(const char* file, double multiplications) const {
+    const char* commit = std::getenv("HEDDLE_COMMIT");
+    const std::time_t now = std::time(nullptr);
+    std::ofstream(file) << "{\n \"commit\": \"" << (commit != nullptr ? commit : "unknown") << "\",\n \"date\": \""
+                        << std::put_time(std::gmtime(&now), "%Y-%m-%dT%H:%M:%S+00:00") << "\",\n \"target\": \""
+                        << cpu_target() << "\",\n \"seeds\": " << seeds << ",\n \"cases\": " << cases
+                        << ",\n \"multiplications\": " << multiplications << ",\n \"large\": " << large
+                        << ",\n \"e4m3\": " << e4m3 << ",\n \"tensors\": " << tensors << ",\n \"refused\": " << refused
+                        << ",\n \"closest\": " << closest << "\n}\n";
+  }
+};
+
+// Small tensors, whose e is the largest of few samples. With HEDDLE_SEEDS=1000, some minutes more:
+//
+//   HEDDLE_SEEDS=1000 HEDDLE_SEEDS_FILE=bench/results/rule-seeds.json HEDDLE_COMMIT=$(python bench/gpu_conditions.py)
+//     build/release/tests/heddle_tests --gtest_filter=Rule.*
 TEST(Rule, RefusesNoKernelForItsNumbers) {
   const char* asked = std::getenv("HEDDLE_SEEDS");
-  const int seeds = asked != nullptr ? std::atoi(asked) : 1;
-  ASSERT_GT(seeds, 0);
-  constexpr double kSmall = 2e5;  // products of a head size's numbers
-  std::int64_t checks = 0, refused = 0;
-  double closest = 0;
+  const char* file = std::getenv("HEDDLE_SEEDS_FILE");
+  SeedsOutcome found{.seeds = asked != nullptr ? std::atoi(asked) : 1};
+  ASSERT_GT(found.seeds, 0);
+  constexpr double kSmall = 2e5;  // multiplications of a forward
   for (const AttentionCase& spec : attention_cases()) {
     const auto pairs = static_cast<double>(spec.B * spec.H * spec.Sq * spec.Sk);
-    if (pairs * static_cast<double>(spec.D + spec.Dv) > kSmall || spec.dtype == DType::f8e4m3) continue;
-    for (int seed = 2; seed < 2 + seeds; ++seed) {
+    const bool e4m3 = spec.dtype == DType::f8e4m3, large = pairs * static_cast<double>(spec.D + spec.Dv) > kSmall;
+    found.e4m3 += e4m3;
+    found.large += large && !e4m3;
+    if (large || e4m3) continue;
+    ++found.cases;
+    for (int seed = 2; seed < 2 + found.seeds; ++seed) {
       CaseRunner runner(spec, static_cast<std::uint64_t>(seed));
       for (const Pass pass : {Pass::forward, Pass::backward}) {
         if (pass == Pass::backward && !spec.has_backward()) continue;
         for (const std::string& candidate : runner.candidates(pass)) {
           const CaseResult result = runner.check(pass, candidate);
           for (const Comparison& tensor : result.tensors) {
-            ++checks;
-            if (tensor.bound > 0) closest = std::max(closest, tensor.error / tensor.bound);
+            ++found.tensors;
+            if (tensor.bound > 0) found.closest = std::max(found.closest, tensor.error / tensor.bound);
           }
-          refused += !result.passed;
+          found.refused += !result.passed;
           EXPECT_TRUE(result.passed) << "seed " << seed << ": " << result.message();
         }
       }
     }
   }
-  std::cout << seeds << " seeds, " << checks << " tensors, " << refused << " refused; the closest at " << 100 * closest
-            << " % of its bound\n";
+  std::cout << found.seeds << " seeds, " << found.tensors << " tensors, " << found.refused
+            << " refused; the closest at " << 100 * found.closest << " % of its bound\n";
+  if (file != nullptr) found.write(file, kSmall);
 }
 
 }  // namespace
