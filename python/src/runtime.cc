@@ -33,6 +33,16 @@ void bind_runtime(nb::module_& module) {
   module.def(
       "capture_id", [](std::uintptr_t stream) { return cuda::capture_id(reinterpret_cast<void*>(stream)); },
       nb::arg("stream"));
+  // Between memories of GPUs, by a copy engine.
+  module.def(
+      "copy_rows",
+      [](std::uintptr_t to, std::size_t to_pitch, std::uintptr_t from, std::size_t from_pitch, std::size_t width,
+         std::size_t rows, std::uintptr_t stream) {
+        cuda::copy_rows_on_gpu(reinterpret_cast<void*>(to), to_pitch, reinterpret_cast<const void*>(from), from_pitch,
+                               width, rows, reinterpret_cast<void*>(stream));
+      },
+      nb::arg("to"), nb::arg("to_pitch"), nb::arg("from_"), nb::arg("from_pitch"), nb::arg("width"), nb::arg("rows"),
+      nb::arg("stream"));
   module.def("num_threads", &num_threads, nb::call_guard<nb::gil_scoped_release>());
   module.def("set_num_threads", &set_num_threads, nb::arg("threads"), nb::call_guard<nb::gil_scoped_release>());
   module.def("cpu_target", &cpu_target);

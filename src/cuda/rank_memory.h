@@ -47,6 +47,10 @@ void write_to_gpu(void* to, const void* from, std::size_t bytes, void* stream);
 void read_from_gpu(void* to, const void* from, std::size_t bytes, void* stream);
 void copy_on_gpu(void* to, const void* from, std::size_t bytes, void* stream);
 
+// Rows of so many bytes, each so many behind the one before; the host's part is done at once.
+void copy_rows_on_gpu(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch, std::size_t width,
+                      std::size_t rows, void* stream);
+
 void fill_floats(float* x, std::int64_t count, float value, void* stream);
 void add_floats(float* sum, const float* x, std::int64_t count, void* stream);
 

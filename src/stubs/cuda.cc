@@ -85,6 +85,9 @@ std::uint64_t capture_id(void*) { throw RuntimeError(kWithout); }
 void write_to_gpu(void*, const void*, std::size_t, void*) { throw RuntimeError(kWithout); }
 void read_from_gpu(void*, const void*, std::size_t, void*) { throw RuntimeError(kWithout); }
 void copy_on_gpu(void*, const void*, std::size_t, void*) { throw RuntimeError(kWithout); }
+void copy_rows_on_gpu(void*, std::size_t, const void*, std::size_t, std::size_t, std::size_t, void*) {
+  throw RuntimeError(kWithout);
+}
 void fill_floats(float*, std::int64_t, float, void*) { throw RuntimeError(kWithout); }
 void add_floats(float*, const float*, std::int64_t, void*) { throw RuntimeError(kWithout); }
 void move_rows(const TensorView&, const TensorView&, std::span<const RowMove>, bool, void*) {

@@ -134,6 +134,7 @@ def check_under_load(rank, ranks):
     """Many calls, forward and backward, in parts and whole, and steps of decoding between them, without a timeout and with one rank's GPU
     late or another's: bits are those of exchanges that are waited for."""
     problems = []
+    groups = {by: dist.new_group(list(range(ranks))) for by in (None, "turns", "once")}  # each has memory of its own
     for rows, heads, documents in (
         (1153, (8, 2), None),
         (700, (4, 4), None),
@@ -148,11 +149,11 @@ def check_under_load(rank, ranks):
         leaves = [hd.shard(x, plan, rank).requires_grad_() for x in whole[:3]]
         weight = hd.shard(whole[3], plan, rank)
         for scheme in ("gather", "needed"):
-            for one_by_one in (False, True):
+            for by, group in groups.items():
 
-                def call(plan=plan, leaves=leaves, weight=weight, scheme=scheme, one_by_one=one_by_one, **options):
-                    with heads_in_parts(one_by_one):
-                        out = hd.attention(*leaves, plan=plan, scheme=scheme, **options)
+                def call(plan=plan, leaves=leaves, weight=weight, scheme=scheme, by=by, group=group, **options):
+                    with heads_in_parts(by is not None, at_once=by == "once"):
+                        out = hd.attention(*leaves, plan=plan, scheme=scheme, group=group, **options)
                         return out, *torch.autograd.grad(out, leaves, weight)
 
                 problems.append((call, call(timeout=SECONDS)))

@@ -167,13 +167,22 @@ def check_case(case, rank, ranks):
             given = mine
             if case.packed:
                 given = [x[0] for x in mine]
-            with heads_in_parts(one_by_one), rest_late(late), copies_over_gloo(by_copies), Counted() as forward:
+            with (
+                heads_in_parts(one_by_one, len(scheme) % 2 == len(case.name) % 2),
+                rest_late(late),
+                copies_over_gloo(by_copies),
+                Counted() as forward,
+            ):
                 out, lse = hd.attention(
                     *given, plan=plan, scheme=scheme, sink=of_sink, alibi_slopes=slopes, return_lse=True, timeout=timeout, **case.options
                 )  # fmt: skip
             if case.packed:
                 out, lse = out[None], lse[None]
-            with heads_in_parts(one_by_one), rest_late(late), Counted() as backward:
+            with (
+                heads_in_parts(one_by_one, len(scheme) % 2 == len(case.name) % 2),
+                rest_late(late),
+                Counted() as backward,
+            ):
                 runs.append((out, lse, *gradients(out, lse, d_out, d_own_lse, (*mine, of_sink))))
         sent = torch.tensor([forward.sent, backward.sent])
         dist.all_reduce(sent, dist.ReduceOp.MAX)

@@ -9,6 +9,8 @@ from heddle.distributed import copies, keys
 from heddle.distributed.peers import Peers
 from heddle.distributed.ranks import Ranks
 
+_MOST_NUMBERS = 1 + 4 * 2 * copies._MOST_COPIES
+
 
 class PeersOverGloo(Peers):
     """Memory of a process that others write, without GPUs: what is pushed is sent, and comes when it is awaited; until then it is NaN."""
@@ -44,25 +46,30 @@ class PeersOverGloo(Peers):
         assert offset + size <= self.size, (offset, shape, self.size)
         return memory[offset : offset + size].view(dtype).view(*shape)
 
-    def push(self, moves, kind, slot):
+    def push(self, moves, kind, flag):
         of_ranks = {}
-        for x, to, offset in moves:
-            assert x.is_contiguous() and x.numel() > 0
-            of_ranks.setdefault(to, []).append((x.flatten().view(torch.uint8).clone(), offset))
+        for x, to, offset, pitch in moves:
+            assert x.numel() > 0 and x[0].is_contiguous()
+            of_ranks.setdefault(to, []).append(
+                (x.contiguous().view(torch.uint8).flatten().clone(), offset, pitch, len(x))
+            )
         for to, parts in of_ranks.items():
-            where = torch.zeros(1 + 2 * copies._MOST_COPIES * 2, dtype=torch.int64)
-            numbers = [len(parts), *(n for x, offset in parts for n in (offset, len(x)))]
+            where = torch.zeros(_MOST_NUMBERS, dtype=torch.int64)
+            numbers = [len(parts), *(n for x, *of_rows in parts for n in (len(x), *of_rows))]
             where[: len(numbers)] = torch.tensor(numbers)
-            for x in (where, *(x for x, _ in parts)):
-                self._sent.append((dist.isend(x, to, tag=self._channel(kind, slot)), x))
+            for x in (where, *(x for x, *_ in parts)):
+                self._sent.append((dist.isend(x, to, tag=self._channel(kind, flag)), x))
 
-    def await_from(self, rank, kind, slot):
-        tag = self._channel(kind, slot)
-        where = torch.zeros(1 + 2 * copies._MOST_COPIES * 2, dtype=torch.int64)
+    def await_from(self, rank, kind, flag):
+        tag = self._channel(kind, flag)
+        where = torch.zeros(_MOST_NUMBERS, dtype=torch.int64)
         dist.recv(where, rank, tag=tag)
         for n in range(int(where[0])):
-            offset, size = where[1 + 2 * n : 3 + 2 * n].tolist()
-            dist.recv(self._memory[offset : offset + size], rank, tag=tag)
+            size, offset, pitch, rows = where[1 + 4 * n : 5 + 4 * n].tolist()
+            dist.recv(came := torch.empty(size, dtype=torch.uint8), rank, tag=tag)
+            end = offset + (rows - 1) * pitch + size // rows
+            assert end <= self.size, (end, self.size)
+            self._memory[offset:end].as_strided((rows, size // rows), (pitch, 1)).copy_(came.view(rows, -1))
 
     def pushed(self):
         return None
@@ -116,15 +123,19 @@ class Counted:
 
 
 @contextlib.contextmanager
-def heads_in_parts(one_by_one):
-    """Whether calls as small as these take key heads one after the other, as large ones do."""
-    before = keys.LEAST_WORK
+def heads_in_parts(one_by_one, at_once=False):
+    """Whether calls as small as these take key heads one after the other, as large ones do; at_once: by copies, with room for all."""
+    before = keys.LEAST_WORK, copies.LEAST_WORK, copies._PART_WORK, copies._LINK
     if one_by_one:
-        keys.LEAST_WORK = copies.LEAST_WORK = 1e-9
+        keys.LEAST_WORK = 1e-9
+        if at_once:
+            copies._PART_WORK, copies._LINK = 1e-9, 1.0
+        else:
+            copies.LEAST_WORK = 1e-9
     try:
         yield
     finally:
-        keys.LEAST_WORK = copies.LEAST_WORK = before
+        keys.LEAST_WORK, copies.LEAST_WORK, copies._PART_WORK, copies._LINK = before
 
 
 class Late:

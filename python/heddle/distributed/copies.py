@@ -9,25 +9,24 @@ from typing import Any, NamedTuple
 import torch
 
 from .keys import BACKWARD, FORWARD, LEAST_WORK, MOST_PARTS, Arrival, KeysToRows, sum_runs
-from .peers import FIRST, GRADIENTS, REST, SLOTS, Peers
+from .peers import FIRST, FLAGS, GRADIENTS, REST, SLOTS, Move, Peers
 from .pieces import HeadShare, Layout, RowGradients
 from .ranks import Ranks
 
-#: The last part's gradients are not hidden behind products: of n parts an n-th of all. Each part more costs what multiprocessors wait at
-#: the end of a call, some tenth of the time of a tile of so many rows. From bytes/s of a link and FLOP/s of a multiprocessor of an H200.
-#: A part has some 2 ms of products at least. Forward it costs more to copy a part's heads out of all than it hides. Where there is more
-#: work by far, parts are there to save memory, as keys.py has it.
-_LINK, _MULTIPROCESSOR, _TILE, _TAIL = 350e9, 5e12, 128, 0.1
-_PART_WORK, _HIDING_PARTS = 1e12, 4
+#: What is exchanged in front of the first part, and behind the last one, is not hidden behind products: of n parts an n-th of all. Each
+#: part more costs what multiprocessors wait at the end of a call, some fifth of the time of a tile of so many rows. From bytes/s of a
+#: link and FLOP/s of a multiprocessor of an H200. A part has some 0.8 ms of a forward's products at least, or 2 of a backward's.
+_LINK, _MULTIPROCESSOR, _TILE, _TAIL = 350e9, 5e12, 128, 0.2
+_PART_WORK, _HIDING_PARTS = 2.5e11, FLAGS
 #: Runs of rows of all sequences, each of which is a copy of k and one of v.
 _MOST_COPIES = 64
 _ALIGNED = 256
 
 
 class Room(NamedTuple):
-    """Where in a rank's memory lies what comes from others, of one part of the heads: the same on all ranks, so that each can write to the
-    others'. In bytes, of SLOTS parts by turns: k [B, most_keys, heads, D] and v, and behind them of each rank dk of the rows that it
-    shares with this one, float32 [B, most_shared, heads, D] at most, and dv."""
+    """Where in a rank's memory lies what comes from others: the same on all ranks, so that each can write to the others'. In bytes: k [B,
+    most_keys, heads, D] and v, of all heads at once, or of SLOTS parts of them by turns; and behind them, by turns too, of each rank dk
+    of the rows that it shares with this one, float32 [B, most_shared, a part's heads, D] at most, and dv."""
 
     k: int
     v: int
@@ -35,17 +34,20 @@ class Room(NamedTuple):
     dv: int
     ranks: int
     slots: int
+    at_once: bool
 
-    def keys(self, slot: int) -> tuple[int, int]:
-        at = slot * (self.k + self.v)
+    def keys(self, part: int) -> tuple[int, int]:
+        at = 0 if self.at_once else part % self.slots * (self.k + self.v)
         return at, at + self.k
 
-    def gradients(self, slot: int, source: int) -> tuple[int, int]:
-        at = self.slots * (self.k + self.v) + (slot * self.ranks + source) * (self.dk + self.dv)
+    def gradients(self, part: int, source: int) -> tuple[int, int]:
+        behind = (1 if self.at_once else self.slots) * (self.k + self.v)
+        at = behind + (part % self.slots * self.ranks + source) * (self.dk + self.dv)
         return at, at + self.dk
 
     def size(self, with_gradients: bool) -> int:
-        return self.gradients(self.slots if with_gradients else 0, 0)[0]
+        behind = self.gradients(0, 0)[0]
+        return behind + (self.slots * self.ranks * (self.dk + self.dv) if with_gradients else 0)
 
 
 def copied(layout: Layout, batch: int) -> bool:
@@ -134,60 +136,72 @@ class _Coming:
         self._peers, self._layout, self._own = call.peers, call.layout, call.ranks.rank
         self._kv = (k, v)
         self.parts = _parts_of(call.layout, q, k, v, of_pass)
-        self.room = _room(call.layout, call.ranks.size, self.parts, k, v)
+        self.room = _room(call.layout, call.ranks.size, q, k, v, of_pass)
         self._held: list[torch.Tensor] = []  # until what is sent has been read
         call.peers.begin()
-        for n in range(min(SLOTS, len(self.parts))):
-            self._send(n)
+        self._send(range(len(self.parts) if self.room.at_once else min(SLOTS, len(self.parts))))
+
+    def _flag(self, n: int) -> int:
+        return n if self.room.at_once else n % SLOTS
 
     def _rooms(self, n: int) -> list[torch.Tensor]:
         """k and v of a part [B, keys, heads, size], where they are of all ranks."""
-        heads = self.parts[n].width(of_keys=True)
-        return [
-            self._peers.room(at, (x.shape[0], self._layout.most_keys, heads, x.shape[3]), x.dtype)[
-                :, : self._layout.keys
-            ]
-            for x, at in zip(self._kv, self.room.keys(n % SLOTS))
-        ]
+        heads, out = self.parts[n].kv_heads, []
+        for x, at in zip(self._kv, self.room.keys(n)):
+            lying = x.shape[2] if self.room.at_once else heads.stop - heads.start
+            whole = self._peers.room(at, (x.shape[0], self._layout.most_keys, lying, x.shape[3]), x.dtype)
+            whole = whole[:, : self._layout.keys]
+            out.append(whole[:, :, heads] if self.room.at_once else whole)
+        return out
 
-    def _send(self, n: int) -> None:
-        """Own keys are put where they belong, and go to others: from there, unless a part's heads lie one behind the other already."""
-        heads, share = self.parts[n].kv_heads, self._layout.shares[self._own]
-        rooms = self._rooms(n)
-        direct = all(x[0, :, heads].is_contiguous() for x in self._kv)
-        if direct:
-            self._push(n, rooms)
-        for x, room in zip(self._kv, rooms):
-            for run, place in zip(share.out_of or (), share.into or ()):
-                room[:, place] = x[:, run, heads]
-        if not direct:
-            self._push(n, rooms)
+    def _send(self, parts: range) -> None:
+        """Own keys are put where they belong, and go to others: from there, if the heads of a row are not one behind the other already."""
+        dense = all(x.stride(3) == 1 and x.stride(2) == x.shape[3] for x in self._kv)
+        if dense:
+            self._push(parts)
+        share = self._layout.shares[self._own]
+        for n in parts[:1] if self.room.at_once else parts:
+            heads = slice(None) if self.room.at_once else self.parts[n].kv_heads
+            for x, at in zip(self._kv, self.room.keys(n)):
+                of_heads = x[:, :, heads]
+                shape = (x.shape[0], self._layout.most_keys, *of_heads.shape[2:])
+                for run, place in zip(share.out_of or (), share.into or ()):
+                    self._peers.room(at, shape, x.dtype)[:, place] = of_heads[:, run]
+        if not dense:
+            self._push(parts)
 
-    def _push(self, n: int, rooms: list[torch.Tensor]) -> None:
-        early_moves: list[tuple[torch.Tensor, int, int]] = []
-        later_moves: list[tuple[torch.Tensor, int, int]] = []
-        for r in self._peers.others():
-            share = self._layout.shares[r]
-            for run, there, early in zip(share.out_of or (), share.there or (), share.first_out_of):
-                for x, room, at in zip(self._kv, rooms, self.room.keys(n % SLOTS)):
-                    row = room.shape[2] * room.shape[3] * room.element_size()
-                    for b in range(x.shape[0]):
-                        rows = self._rows(x[b, :, self.parts[n].kv_heads], room[b], run)
-                        self._held.append(rows)
-                        moves = early_moves if early else later_moves
-                        moves.append((rows, r, at + (b * self._layout.most_keys + there.start) * row))
-        for kind, moves in ((FIRST, early_moves), (REST, later_moves)):
-            if moves:
-                self._peers.push(moves, kind, n % SLOTS)
+    def _push(self, parts: range) -> None:
+        for n in parts:
+            moves: list[list[Move]] = [[], []]
+            for r in self._peers.others():
+                share = self._layout.shares[r]
+                for run, there, early in zip(share.out_of or (), share.there or (), share.first_out_of):
+                    moves[FIRST if early else REST] += self._moves(n, r, run, there)
+            for kind in (FIRST, REST):
+                if moves[kind]:
+                    self._peers.push(moves[kind], kind, self._flag(n))
+
+    def _moves(self, n: int, to: int, run: slice, there: slice) -> Iterator[Move]:
+        """Of a part's k and v, of each sequence, rows `run` of this rank's own, which lie at `there` in another's."""
+        heads = self.parts[n].kv_heads
+        for x, room, at in zip(self._kv, self._rooms(n), self.room.keys(n)):
+            head = x.shape[3] * x.element_size()
+            pitch = head * (x.shape[2] if self.room.at_once else heads.stop - heads.start)
+            begin = at + (head * heads.start if self.room.at_once else 0)
+            for b in range(x.shape[0]):
+                rows = self._rows(x[b, :, heads], room[b], run)
+                self._held.append(rows)
+                yield rows, to, begin + (b * self._layout.most_keys + there.start) * pitch, pitch
 
     def _rows(self, x: torch.Tensor, room: torch.Tensor, run: slice) -> torch.Tensor:
-        """A run of own rows of a sequence, contiguous: as they are, as they lie in this rank's own room, or copied."""
+        """A run of own rows of a sequence, each dense: as they are, as they lie in this rank's own room, or copied."""
+        if x.stride(2) == 1 and x.stride(1) == x.shape[2]:
+            return x[run]
         own = self._layout.shares[self._own]
-        if not x[run].is_contiguous():
-            for rows, place in zip(own.out_of or (), own.into or ()):
-                if rows.start <= run.start and run.stop <= rows.stop:
-                    begin = place.start + run.start - rows.start
-                    return room[begin : begin + run.stop - run.start]
+        for rows, place in zip(own.out_of or (), own.into or ()):
+            if rows.start <= run.start and run.stop <= rows.stop:
+                begin = place.start + run.start - rows.start
+                return room[begin : begin + run.stop - run.start]
         return x[run].contiguous()
 
     def arrival(self, n: int) -> _Arrived:
@@ -199,16 +213,16 @@ class _Coming:
                 awaited[FIRST].append(r)
             if False in early:
                 awaited[REST].append(r)
-        return _Arrived(k, v, self._peers, n % SLOTS, awaited)
+        return _Arrived(k, v, self._peers, self._flag(n), awaited)
 
     def computed(self, n: int, *, gradients: bool) -> None:
         """Of a part: its keys are of no use any more, and the gradients of the part before have been read. Ranks meet where they write
         over either."""
-        sends, sends_gradients = n + SLOTS < len(self.parts), gradients and SLOTS <= n + 1 < len(self.parts)
-        if sends or sends_gradients:
+        sends = not self.room.at_once and n + SLOTS < len(self.parts)
+        if sends or (gradients and SLOTS <= n + 1 < len(self.parts)):
             self._peers.meet()
         if sends:
-            self._send(n + SLOTS)
+            self._send(range(n + SLOTS, n + SLOTS + 1))
 
     def own_room(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """For what a part has of all keys of this rank."""
@@ -225,11 +239,11 @@ class _Coming:
         """To the ranks that have the keys."""
         moves = []
         for r in self._peers.others():
-            for x, at in zip((dk, dv), self.room.gradients(n % SLOTS, self._own)):
+            for x, at in zip((dk, dv), self.room.gradients(n, self._own)):
                 row = x.shape[2] * x.shape[3] * x.element_size()
                 for run in self._layout.shares[r].into or ():
                     for b in range(len(x)):
-                        moves.append((x[b, run], r, at))
+                        moves.append((x[b, run], r, at, row))
                         at += (run.stop - run.start) * row
         if moves:
             self._peers.push(moves, GRADIENTS, n % SLOTS)
@@ -240,7 +254,7 @@ class _Coming:
         heads, x = self.parts[n].kv_heads, self._kv[which]
         out = []
         for r, share in enumerate(self._layout.shares):
-            at = self.room.gradients(n % SLOTS, r)[which]
+            at = self.room.gradients(n, r)[which]
             runs = []
             for run in share.out_of or () if r != self._own else ():
                 shape = (x.shape[0], run.stop - run.start, heads.stop - heads.start, x.shape[3])
@@ -253,9 +267,9 @@ class _Coming:
 class _Arrived(Arrival):
     """As keys.py's: k and v of a part, of which others' may still be on their way."""
 
-    def __init__(self, k: torch.Tensor, v: torch.Tensor, peers: Peers, slot: int, awaited: list[list[int]]) -> None:
+    def __init__(self, k: torch.Tensor, v: torch.Tensor, peers: Peers, flag: int, awaited: list[list[int]]) -> None:
         super().__init__(k, v, [], [])
-        self._peers, self._slot, self._awaited = peers, slot, awaited
+        self._peers, self._flag, self._awaited = peers, flag, awaited
 
     def await_keys_of(self, piece: int) -> None:
         self._await(FIRST)
@@ -268,42 +282,47 @@ class _Arrived(Arrival):
 
     def _await(self, kind: int) -> None:
         for r in self._awaited[kind]:
-            self._peers.await_from(r, kind, self._slot)
+            self._peers.await_from(r, kind, self._flag)
         self._awaited[kind] = []
 
 
-def _parts_of(layout: Layout, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, of_pass: int) -> list[HeadShare]:
-    """Of equal numbers of key heads; all ranks find the same."""
-    kv_heads, group, sizes = k.shape[2], q.shape[2] // k.shape[2], k.shape[3] + v.shape[3]
+def _counts(layout: Layout, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, of_pass: int) -> tuple[int, bool]:
+    """Of how many parts of as many key heads, and whether keys of all are there at once; all ranks find the same."""
+    kv_heads, sizes = k.shape[2], k.shape[3] + v.shape[3]
     work = of_pass * layout.pairs * q.shape[0] * q.shape[2] * sizes
+    row = layout.most_early * k.element_size() + (4 * layout.most_others if of_pass == BACKWARD else 0)
+    exposed = row * q.shape[0] * kv_heads * sizes / _LINK
     tail = _TAIL * _TILE * layout.most_keys * of_pass * sizes / _MULTIPROCESSOR
-    hiding = 1.0
-    if of_pass == BACKWARD and tail > 0:
-        exposed = (
-            q.shape[0] * kv_heads * sizes * (layout.most_early * k.element_size() + layout.most_others * 4) / _LINK
-        )
-        hiding = min(round(math.sqrt(exposed / tail)), work / _PART_WORK, _HIDING_PARTS)
-    most = max(hiding, min(work / LEAST_WORK, MOST_PARTS))
-    size = kv_heads // max((n for n in range(1, kv_heads + 1) if kv_heads % n == 0 and n <= most), default=1)
+    hiding = min(round(math.sqrt(exposed / tail)), work / (of_pass * _PART_WORK), _HIDING_PARTS) if tail > 0 else 1
+    saving = min(work / LEAST_WORK, MOST_PARTS)
+    most = max(hiding, saving)
+    count = max((n for n in range(1, kv_heads + 1) if kv_heads % n == 0 and n <= most), default=1)
+    return count, saving < 2
+
+
+def _parts_of(layout: Layout, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, of_pass: int) -> list[HeadShare]:
+    kv_heads, group = k.shape[2], q.shape[2] // k.shape[2]
+    size = kv_heads // _counts(layout, q, k, v, of_pass)[0]
     return [
         HeadShare(slice(begin * group, (begin + size) * group), slice(begin, begin + size))
         for begin in range(0, kv_heads, size)
     ]
 
 
-def _room(layout: Layout, ranks: int, parts: list[HeadShare], k: torch.Tensor, v: torch.Tensor) -> Room:
-    heads = parts[0].width(of_keys=True)
+def _room(layout: Layout, ranks: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, of_pass: int) -> Room:
+    count, at_once = _counts(layout, q, k, v, of_pass)
 
-    def of(x: torch.Tensor, rows: int, dtype: torch.dtype) -> int:
+    def of(x: torch.Tensor, rows: int, dtype: torch.dtype, heads: int) -> int:
         return -(-x.shape[0] * rows * heads * x.shape[3] * dtype.itemsize // _ALIGNED) * _ALIGNED
 
-    of_k, of_v = (of(x, layout.most_keys, x.dtype) for x in (k, v))
-    of_dk, of_dv = (of(x, layout.most_shared, torch.float32) for x in (k, v))
-    return Room(of_k, of_v, of_dk, of_dv, ranks, min(SLOTS, len(parts)))
+    of_part = k.shape[2] // count
+    of_k, of_v = (of(x, layout.most_keys, x.dtype, x.shape[2] if at_once else of_part) for x in (k, v))
+    of_dk, of_dv = (of(x, layout.most_shared, torch.float32, of_part) for x in (k, v))
+    return Room(of_k, of_v, of_dk, of_dv, ranks, min(SLOTS, count), at_once)
 
 
 def room_of(layout: Layout, ranks: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, wanted: bool) -> int:
     """Bytes that a call takes of a rank's memory, with or without its backward."""
-    forward = _room(layout, ranks, _parts_of(layout, q, k, v, FORWARD), k, v).size(False)
-    backward = _room(layout, ranks, _parts_of(layout, q, k, v, BACKWARD), k, v).size(True)
+    forward = _room(layout, ranks, q, k, v, FORWARD).size(with_gradients=False)
+    backward = _room(layout, ranks, q, k, v, BACKWARD).size(with_gradients=True)
     return max(forward, backward if wanted else 0, _ALIGNED)

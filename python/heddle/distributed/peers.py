@@ -22,7 +22,10 @@ VARIABLE = "HEDDLE_RANKS_EXCHANGE"
 
 #: What is awaited from another rank: keys of its first piece, the other keys, gradients.
 FIRST, REST, GRADIENTS = range(3)
-SLOTS = 2  # of what comes of each kind, by turns
+SLOTS = 2  # of what comes by turns
+FLAGS = 4  # of each kind
+#: Rows, each dense, the rank that they go to, the byte there of the first one, and the bytes from one to the next.
+Move = tuple[torch.Tensor, int, int, int]
 
 
 def reach_each_other(ranks: Ranks, device: torch.device) -> bool:
@@ -113,7 +116,7 @@ class Peers:
                 "NCCL carries what is exchanged"
             ) from error
         self._memory = [self._handle.get_buffer(r, (size,), torch.uint8) for r in range(self.ranks)]
-        flags = (1 + 3 * SLOTS) * self.ranks
+        flags = (1 + 3 * FLAGS) * self.ranks
         self._flags = [self._handle.get_signal_pad(r, (flags,), torch.uint32) for r in range(self.ranks)]
         self._one = torch.ones(1, dtype=torch.int32, device=device).view(torch.uint32)
         self._stream = torch.cuda.Stream(device)
@@ -143,8 +146,8 @@ class Peers:
         return [(self.rank + distance) % self.ranks for distance in range(1, self.ranks)]
 
     @staticmethod
-    def _channel(kind: int, slot: int) -> int:
-        return 1 + SLOTS * kind + slot
+    def _channel(kind: int, flag: int) -> int:
+        return 1 + FLAGS * kind + flag
 
     def begin(self) -> None:
         """Of a call on the current stream, which may be another than that of the call before. All that was before it on any rank is done."""
@@ -186,21 +189,29 @@ class Peers:
         size = torch.Size(shape).numel() * dtype.itemsize
         return memory[offset : offset + size].view(dtype).view(*shape)
 
-    def push(self, moves: Sequence[tuple[torch.Tensor, int, int]], kind: int, slot: int) -> None:
-        """Writes contiguous tensors into the memory of ranks, from a byte on, behind what is on the current stream: (tensor, rank,
-        offset). Of each rank that has any, await_from() there ends when they have come. They are to be kept until end()."""
+    def push(self, moves: Sequence[Move], kind: int, flag: int) -> None:
+        """Writes into the memory of ranks, behind what is on the current stream. Of each rank that has any, await_from() there ends when
+        they have come. They are to be kept until end()."""
         self._pushing = True
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            for x, to, offset in moves:
-                self.room(offset, x.shape, x.dtype, to).copy_(x)
-            for to in dict.fromkeys(to for _, to, _ in moves):
-                at = self._channel(kind, slot) * self.ranks + self.rank
+            for x, to, offset, pitch in moves:
+                width = x[0].numel() * x.element_size()
+                if x.is_contiguous() and pitch == width:
+                    self.room(offset, x.shape, x.dtype, to).copy_(x)
+                    continue
+                assert offset + (len(x) - 1) * pitch + width <= self.size
+                place = self._memory[to].data_ptr() + offset
+                _heddle.copy_rows(
+                    place, pitch, x.data_ptr(), x.stride(0) * x.element_size(), width, len(x), self._stream.cuda_stream
+                )
+            for to in dict.fromkeys(to for _, to, _, _ in moves):
+                at = self._channel(kind, flag) * self.ranks + self.rank
                 self._flags[to][at : at + 1].copy_(self._one)
 
-    def await_from(self, rank: int, kind: int, slot: int) -> None:
+    def await_from(self, rank: int, kind: int, flag: int) -> None:
         """What follows on the current stream has what that rank pushed."""
-        self._handle.wait_signal(rank, self._channel(kind, slot), self._timeout)
+        self._handle.wait_signal(rank, self._channel(kind, flag), self._timeout)
 
     def pushed(self) -> torch.cuda.Event | None:
         """When what was pushed until now has been read; None: nothing was."""

@@ -130,6 +130,12 @@ void read_from_gpu(void* to, const void* from, std::size_t bytes, void* stream) 
   check(cudaStreamSynchronize(on), kWhat);
 }
 
+void copy_rows_on_gpu(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch, std::size_t width,
+                      std::size_t rows, void* stream) {
+  check(cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, width, rows, cudaMemcpyDeviceToDevice,
+                          static_cast<cudaStream_t>(stream)),
+        kWhat);
+}
 void copy_on_gpu(void* to, const void* from, std::size_t bytes, void* stream) {
   check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, static_cast<cudaStream_t>(stream)), kWhat);
 }
