@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import pathlib
 import re
 import statistics
@@ -263,11 +264,14 @@ def expected_seconds(row) -> float:
 
 
 def part_of(rows: dict, index: int, count: int, seconds: dict[str, float]) -> dict:
-    """One of `count` parts. Rows are dealt longest first, there and back, those of no expected time behind the others: parts
-    have as many rows, of about as much time, as each other."""
-    dealt = sorted(rows, key=lambda name: -seconds[name])
-    mine = {name for at, name in enumerate(dealt) if index == min(at % (2 * count), 2 * count - 1 - at % (2 * count))}
-    return {name: make for name, make in rows.items() if name in mine}
+    """One of `count` parts of as many rows, and of about as much expected time, as each other: a row, the longest first, goes
+    to the part that has least so far."""
+    most = math.ceil(len(rows) / count)
+    parts: list[list[str]] = [[] for _ in range(count)]
+    for name in sorted(rows, key=lambda name: -seconds[name]):
+        open_ones = [part for part in parts if len(part) < most]
+        min(open_ones, key=lambda part: (sum(seconds[other] for other in part), len(part))).append(name)
+    return {name: make for name, make in rows.items() if name in parts[index]}
 
 
 def summary(results):

@@ -72,16 +72,15 @@ def slower(rows):
 
 
 def in_short(files):
-    """A table of the newest GPU: of each kind, how many rows others are faster in, and by how much at most."""
+    """A table of the newest GPU: of each kind, how many rows others are faster in, and by how much at most. A dagger where one
+    of these rows is old."""
     gpu, found = list(by_gpu(files).items())[-1]
-    rows = merged(found)
-    lines = [[f"On an {marked(gpu, list(rows.values()))}", "others are faster in", "Heddle's rate at the least"]]
-    for kind, some in raced(rows).items():
+    lines = [[f"On an {gpu}", "others are faster in", "Heddle's rate at the least"]]
+    for kind, some in raced(merged(found)).items():
         if behind := [(ratio, best) for _, best, ratio in some if ratio < BEHIND]:
             least, best = min(behind)
-            lines.append(
-                [TITLES[kind].lower(), f"{len(behind)} of {len(some)} rows", f"{least:.2f} of {NAMES[best]}'s"]
-            )
+            name = marked(TITLES[kind].lower(), [row for row, *_ in some])
+            lines.append([name, f"{len(behind)} of {len(some)} rows", f"{least:.2f} of {NAMES[best]}'s"])
     return noted(table(lines))
 
 

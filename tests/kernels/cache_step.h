@@ -28,7 +28,7 @@ class CacheStep {
   HostTensor k_cache, v_cache;  // without the new keys: NaN there
   HostTensor k_new, v_new, seqlens;
 
-  // What is wrong with the step's results; empty if nothing.
+  // What is wrong with the step's results, or could not be seen to be; empty if nothing.
   std::string verdict(const HostTensor& o, const HostTensor& k_after, const HostTensor& v_after) const {
     std::string out;
     if (!k_after.same_bits(data.k)) out += "k_cache differs; ";
@@ -37,10 +37,12 @@ class CacheStep {
     const AttentionProblem p = data.problem();
     const TensorView& view = o.view();
     const reference::Forward exact = reference::attention_forward(p, default_executor());
-    const Comparison c =
-        compare("o", o.values(), exact.o, plain_forward(p).o, {view.shape.begin(), view.shape.begin() + view.rank},
-                view.dtype, allowed_factor(p, exact));
+    const PlainForward plain = plain_forward(p);
+    const std::vector<std::int64_t> shape(view.shape.begin(), view.shape.begin() + view.rank);
+    const double factor = allowed_factor(p, exact);
+    const Comparison c = compare("o", o.values(), exact.o, plain.o, shape, view.dtype, factor);
     if (!c.passed) out += c.worst;
+    out += blind_spots("o", exact.o, plain.o, shape, view.dtype, factor);
     return out;
   }
 

@@ -263,10 +263,11 @@ class TestGpuTables:
                 raced("backward documents D128 causal", heddle=1.0, fa3=2.0),
             )
         }
+        rows["backward documents D128 causal"]["sources"] = sources.digests(("src/cuda/common/*.*",))
         lines = slower_table.slower(rows).splitlines()[2:]
         assert lines == [
             "| Forward: D 64, no mask † | 1 of 2 | 0.90 | S512 | cuDNN |",
-            "| Gradients: packed documents of 128 to 8192, D 128, causal † | 1 of 1 | 0.50 |  | FlashAttention-3 |",
+            "| Gradients: packed documents of 128 to 8192, D 128, causal | 1 of 1 | 0.50 |  | FlashAttention-3 |",
             "| Decoding † | 1 of 1 | 0.75 | B1 32/8 1024 | cuDNN |",
             f"| Short calls: {gpu_table.CALLS['short D128 none B8']} † | 1 of 1 | 0.80 | S512 | cuDNN |",
             "| Linear layers: decoded nf4 4096x4096 † | 2 of 2 | 0.25 to 0.50 | everywhere | cuBLAS bf16 |",
@@ -275,14 +276,14 @@ class TestGpuTables:
         conditions = {"gpu": "G", "date": "2026-01-01"}
         told = slower_table.in_short([("a.json", {"conditions": conditions, "rows": list(rows.values())})])
         assert told.splitlines() == [
-            "| On an G † | others are faster in | Heddle's rate at the least |",
+            "| On an G | others are faster in | Heddle's rate at the least |",
             "| --- | --- | --- |",
-            "| forward | 1 of 3 rows | 0.90 of cuDNN's |",
+            "| forward † | 1 of 3 rows | 0.90 of cuDNN's |",
             "| gradients | 1 of 1 rows | 0.50 of FlashAttention-3's |",
-            "| decoding | 1 of 1 rows | 0.75 of cuDNN's |",
-            "| short calls | 1 of 1 rows | 0.80 of cuDNN's |",
-            "| linear layers | 2 of 2 rows | 0.25 of cuBLAS bf16's |",
-            "| native sparse attention | 1 of 1 rows | 0.50 of FlashAttention-3's |",
+            "| decoding † | 1 of 1 rows | 0.75 of cuDNN's |",
+            "| short calls † | 1 of 1 rows | 0.80 of cuDNN's |",
+            "| linear layers † | 2 of 2 rows | 0.25 of cuBLAS bf16's |",
+            "| native sparse attention † | 1 of 1 rows | 0.50 of FlashAttention-3's |",
             "",
             "† measured on older sources of this kernel.",
         ]
