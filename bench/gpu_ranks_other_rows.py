@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 from gpu_ranks_rows import HEAD_SIZE, ONE, PASSES, Checks, Row, about, causal_plan, clean, finished, random, short
 from gpu_ranks_timing import Contender, Failed, graph, medians, race, together
+from heddle.distributed.peers import FIRST, peers_of, reach_each_other
+from heddle.distributed.ranks import Ranks
 
 ROOT = Path(__file__).resolve().parent.parent
 BOTH = PASSES[2]
@@ -231,8 +233,23 @@ def link(world, size: int) -> dict:
     together(world, exchange)
     if not all(world.gathered(torch.equal(into, message(before)))):
         raise Failed("what came is not what was sent", True)
-    contenders = {"exchange": Contender(exchange, most=gpu_timing.MOST)}
-    absent = {}
+    contenders, absent = {"exchange": Contender(exchange, most=gpu_timing.MOST)}, {}
+    ranks = Ranks("link", None, None, None)
+    if together(world, lambda: reach_each_other(ranks, out.device)):
+        peers = together(world, lambda: peers_of(ranks, out.device, size))
+
+        def engines() -> None:
+            peers.begin()
+            peers.push([(out, behind, 0, 1)], FIRST, 0)
+            peers.await_from(before, FIRST, 0)
+            peers.end()
+
+        together(world, engines)
+        if not all(world.gathered(torch.equal(peers.room(0, into.shape, into.dtype), message(before)))):
+            raise Failed("what came by copy engines is not what was sent", True)
+        contenders["copy engines"] = Contender(engines, most=gpu_timing.MOST)
+    else:
+        absent["copy engines"] = "the ranks' GPUs do not reach each other's memory"
     if size <= 1024:
         contenders["what Python waits for"] = Contender(exchange, how="host")
         try:

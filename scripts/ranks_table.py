@@ -152,12 +152,24 @@ def training(rows):
 
 
 def links(rows):
-    lines = [["both ways at once", "µs", "GB/s each way", "in a graph, µs", "what Python waits for, µs"]]
+    head = [
+        "both ways at once",
+        "NCCL, µs",
+        "GB/s each way",
+        "in a graph, µs",
+        "what Python waits for, µs",
+        "copy engines, µs",
+        "GB/s",
+    ]
+    lines = [head]
     for row in sorted(rows, key=lambda row: row["bytes"]):
         us = {name: 1e3 * value for name, value in took(row).items()}
         beside = [f"{us[name]:.1f}" if name in us else NOTHING for name in ("in a graph", "what Python waits for")]
-        rate = f"{row['rates']['exchange']:.0f}" if row["bytes"] > 1024 else NOTHING
-        lines.append([marked(row["message"], [row]), f"{us['exchange']:.1f}", rate, *beside])
+        rates = {name: f"{rate:.0f}" for name, rate in row["rates"].items() if row["bytes"] > 1024}
+        engines = [f"{us['copy engines']:.1f}" if "copy engines" in us else NOTHING, rates.get("copy engines", NOTHING)]
+        lines.append(
+            [marked(row["message"], [row]), f"{us['exchange']:.1f}", rates.get("exchange", NOTHING), *beside, *engines]
+        )
     return table(lines)
 
 

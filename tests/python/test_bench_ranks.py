@@ -280,7 +280,7 @@ CONDITIONS = {
 
 def measured(group, **more):
     times = more.pop("times", {})
-    return {"name": group, "group": group, "pass": "forward", "length": 131072, "heads": 32, "kv_heads": 8, "batch": 64, "kernel": "",
+    return {"name": group, "group": group, "pass": "forward", "length": 131072, "heads": 32, "kv_heads": 8, "batch": 64, "kernel": "", "sources": {},
             "milliseconds": {name: [value] * 3 for name, value in times.items()}, "timed": dict.fromkeys(times, "queued"), "absent": {}} | more  # fmt: skip
 
 
