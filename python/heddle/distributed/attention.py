@@ -160,9 +160,12 @@ def begun(
             f"{plan.ranks} positions apart, and gradients of a window that is narrower have no order on GPUs; set it to False"
         )
     reached = reach_each_other(ranks, q.device)
-    layout = None if chosen in ("ulysses", "2d") else layout_of(plan, ranks.rank, chosen, q.device)
+    scores = {"scale": _scale(q, scale), "softcap": softcap, "alibi_slopes": alibi_slopes}
+    options = scores | {"deterministic": deterministic}
+    heads = HeadsForRows(ranks, plan, ulysses, across, options, q.device) if chosen in ("ulysses", "2d") else None
+    layout = layout_of(plan, ranks.rank, chosen, q.device) if heads is None else heads.layout
     room = 0
-    if reached and timeout is None and layout is not None and copied(layout, chosen, q.shape[0]):
+    if reached and timeout is None and heads is None and copied(layout, chosen, q.shape[0]):
         room = room_of(layout, ranks.size, q, k, v, wanted)
     room = ranks.agree(
         {
@@ -170,6 +173,7 @@ def begun(
             "scheme": _SCHEMES.index(chosen),
             "ulysses": ulysses,
             "scheme across groups": _SCHEMES.index(across),
+            "whether keys come in two exchanges": int(layout.splits_keys),
             "batch": q.shape[0],
             "heads": q.shape[2],
             "kv_heads": k.shape[2],
@@ -188,10 +192,8 @@ def begun(
         q.device,
         room,
     )
-    scores = {"scale": _scale(q, scale), "softcap": softcap, "alibi_slopes": alibi_slopes}
-    options = scores | {"deterministic": deterministic}
-    if layout is None:
-        return HeadsForRows(ranks, plan, ulysses, across, options, q.device)
+    if heads is not None:
+        return heads
     if room:
         return KeysByCopies(ranks, layout, chosen, options, peers_of(ranks, q.device, room))
     return KeysToRows(ranks, layout, chosen, options)

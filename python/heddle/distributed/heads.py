@@ -54,7 +54,7 @@ class HeadsForRows:
         first = ranks.rank - self.place
         self._inside = ranks.subset(range(first, first + size))
         self._across = ranks.subset(range(self.place, ranks.size, size))
-        self._layout = layout_of(groups.plan, ranks.rank // size, across, device)
+        self.layout = layout_of(groups.plan, ranks.rank // size, across, device)
         self._scheme = across
 
     def room_for_dq(self, q: torch.Tensor) -> torch.Tensor:
@@ -124,7 +124,7 @@ class HeadsForRows:
             slopes = self.options["alibi_slopes"]
             options = self.options | {"alibi_slopes": None if slopes is None else slopes[part.heads]}
             sinks = None if sink is None else sink[part.heads]
-            yield part.inside(own), sinks, KeysToRows(self._across, self._layout, self._scheme, options)
+            yield part.inside(own), sinks, KeysToRows(self._across, self.layout, self._scheme, options)
 
     def _to_heads(
         self, tensors: Sequence[tuple[torch.Tensor, bool]], shares: list[HeadShare], what: str
