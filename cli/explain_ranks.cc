@@ -187,6 +187,7 @@ distributed::Problem RankFlags::problem_of(const ProblemFlags& problem) const {
   out.order = distributed::order_named(order, "explain");
   out.ulysses = ulysses;
   out.costs = costs;
+  out.costs.split_keys = true;
   return out;
 }
 

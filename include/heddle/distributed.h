@@ -63,6 +63,9 @@ struct Costs {
   // takes network_bandwidth, bytes/s of each rank, in place of link_bandwidth, at the same time as the rest.
   int ranks_per_host = 0;
   double network_bandwidth = 50e9;
+  // Whether keys of `gather` and `needed` may come in two exchanges, as in heddle.distributed of Python, which sets
+  // this, and `heddle explain`. Those of RankAttention come in one, before all products.
+  bool split_keys = false;
 };
 
 struct Problem {
@@ -168,6 +171,10 @@ class Plan {
 
   SchemeCost cost(Scheme scheme) const;  // not of Scheme::automatic
   Scheme chosen() const;                 // what Scheme::automatic is
+  // Of `gather` and `needed` with Costs::split_keys: whether it is predicted to be faster, both passes together, that
+  // ranks are first sent the keys that their first pieces have, and the rest while these are computed, than one
+  // exchange in front of all products. Those of `2d` are of the plan of groups.
+  bool splits_keys(Scheme scheme) const;
 
   // What a rank sends in a scheme; `cost` has the largest of these.
   struct Bytes {

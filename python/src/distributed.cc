@@ -21,7 +21,7 @@ using namespace distributed;
 constexpr NamedValue<DType> kDTypes[] = {{"float32", DType::f32}, {"float16", DType::f16}, {"bfloat16", DType::bf16}};
 constexpr const char* kOperation = "distributed.plan";
 
-// The members of Costs, in their order.
+// The members of Costs, in their order, but for split_keys: ranks do that here.
 using CostItems = std::tuple<double, double, double, double, double, int, double>;
 // q_begin, q_end, key_begin, key_end, causal, window_left, window_right; causal as heddle._options has it.
 using AreaItems = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t, int, std::int64_t, std::int64_t>;
@@ -41,7 +41,7 @@ Plan* make(std::int64_t rows, int ranks, const std::vector<std::int64_t>& sizes,
   }
   p.order = order_named(order, kOperation);
   p.ulysses = ulysses;
-  p.costs = std::apply([](auto... items) { return Costs{items...}; }, costs);
+  p.costs = std::apply([](auto... items) { return Costs{items..., true}; }, costs);
   nb::gil_scoped_release released;
   return new Plan(std::move(p));
 }
@@ -148,6 +148,12 @@ void bind_distributed(nb::module_& module) {
       .def(
           "rows", [](const Plan& plan, int rank) { return plan.rows(checked_rank(plan, rank)); }, nb::arg("rank"))
       .def("runs", &runs, nb::arg("rank"))
+      .def(
+          "splits_keys",
+          [](const Plan& plan, const std::string& scheme) {
+            return plan.splits_keys(scheme_named(scheme, kOperation));
+          },
+          nb::arg("scheme"))
       .def(
           "ulysses",
           [](const Plan& plan, const std::string& scheme) { return plan.ulysses(scheme_named(scheme, kOperation)); },

@@ -4,7 +4,7 @@
 #include "core/check.h"
 #include "distributed/arguments.h"
 #include "distributed/bands.h"
-#include "distributed/cuts.h"
+#include "distributed/key_rows.h"
 
 namespace heddle::distributed {
 namespace {
@@ -14,35 +14,10 @@ constexpr double kBytesOfF32 = 4;
 constexpr Scheme kKeySchemes[] = {Scheme::needed, Scheme::gather, Scheme::ring};
 constexpr Scheme kSchemes[] = {Scheme::needed, Scheme::gather, Scheme::ring, Scheme::ulysses, Scheme::two_dimensional};
 
-double number(std::int64_t x) { return static_cast<double>(x); }
-
-// Rows or bytes, by the way they go: inside of a rank's host, and to other hosts or from them.
-struct Traffic {
-  double inside = 0, across = 0;
-
-  double all() const { return inside + across; }
-  Traffic operator*(double factor) const { return {inside * factor, across * factor}; }
-  Traffic operator+(const Traffic& other) const { return {inside + other.inside, across + other.across}; }
-  // As a rank needs as long as the slower way, the most of all ranks may be of several.
-  void take_most(const Traffic& other) {
-    inside = std::max(inside, other.inside);
-    across = std::max(across, other.across);
-  }
-};
-
-bool same_host(const Problem& p, int a, int b) {
-  return p.costs.ranks_per_host == 0 || a / p.costs.ranks_per_host == b / p.costs.ranks_per_host;
-}
-// Adds what goes between two ranks.
-void add(Traffic& traffic, const Problem& p, int a, int b, double amount) {
-  (same_host(p, a, b) ? traffic.inside : traffic.across) += amount;
-}
-
 double seconds_of(const Plan& plan, const Traffic& bytes) {
-  const Problem& p = plan.problem();
-  if (p.ranks <= 1) return 0;
-  return p.costs.link_latency +
-         std::max(bytes.inside / p.costs.link_bandwidth, bytes.across / p.costs.network_bandwidth);
+  const Costs& costs = plan.problem().costs;
+  if (bytes.all() == 0) return 0;
+  return costs.link_latency + std::max(bytes.inside / costs.link_bandwidth, bytes.across / costs.network_bandwidth);
 }
 
 // What a row of keys and values weighs, and seconds of products.
@@ -63,80 +38,52 @@ struct Weights {
   }
 };
 
-// Rows of keys, and of gradients of keys, that a rank sends, and that it gets, where keys go to rows.
-struct KeyRows {
-  Traffic keys, gradients, keys_got, gradients_got;
-};
-
-std::vector<KeyRows> key_rows(const Plan& plan, Scheme scheme) {
-  const Problem& p = plan.problem();
-  const int ranks = p.ranks;
-  std::vector<KeyRows> out(static_cast<std::size_t>(ranks));
-  // Rows of keys that go, and of their gradients, which come back.
-  const auto send = [&](int from, int to, double rows) {
-    KeyRows &sender = out[static_cast<std::size_t>(from)], &receiver = out[static_cast<std::size_t>(to)];
-    add(sender.keys, p, from, to, rows), add(sender.gradients_got, p, from, to, rows);
-    add(receiver.keys_got, p, from, to, rows), add(receiver.gradients, p, from, to, rows);
-  };
-  if (scheme == Scheme::gather) {
-    for (int from = 0; from < ranks; ++from) {
-      for (int to = 0; to < ranks; ++to) {
-        if (to != from) send(from, to, number(plan.rows(from)));
-      }
-    }
-  } else if (scheme == Scheme::ring) {
-    // A rank keeps its own share; the others' goes on from the next rank to the last one, and home.
-    for (int rank = 0; rank < ranks; ++rank) {
-      KeyRows& rows = out[static_cast<std::size_t>(rank)];
-      const int next = (rank + 1) % ranks;
-      const auto held = [&](int step) { return number(plan.rows((rank - step + ranks) % ranks)); };
-      for (int step = 1; step <= plan.ring_hops(); ++step) {
-        add(rows.keys, p, rank, next, held(step - 1));
-        // Home from the last one.
-        add(rows.gradients, p, rank, step == plan.ring_hops() ? (rank - step + ranks) % ranks : next, held(step));
-      }
-    }
-  } else {
-    std::vector<Run> all;  // their waves are whose they are
-    for (int rank = 0; rank < ranks; ++rank) {
-      for (Run run : plan.runs(rank)) {
-        run.wave = rank;
-        all.push_back(run);
-      }
-    }
-    std::ranges::sort(all, {}, &Run::begin);
-    for (int to = 0; to < ranks; ++to) {
-      for (const Run& keys : plan.needed_keys(to)) {
-        for (const Run& run : inside(all, keys.begin, keys.begin + keys.count)) {
-          if (run.wave != to) send(run.wave, to, number(run.count));
-        }
-      }
-    }
-  }
-  return out;
-}
-
 struct Seconds {
   double forward = 0, backward = 0;
   double both() const { return forward + backward; }
 };
 
-// Exchanges of keys, then products; the backward's gradients after them. Where a mask leaves a rank's first call few
-// keys, these come first, and the rest while that call is computed: taken to be half of the keys and, as with two ranks
-// and causality, an eighth of the work.
-Seconds seconds_at_once(const Plan& plan, Scheme scheme) {
-  const Weights w(plan.problem());
+// And whether keys come in two exchanges.
+struct AtOnce {
+  Seconds seconds;
+  bool split = false;
+};
+
+// Keys, then products; the backward's gradients after them. Or first what receivers' first pieces have, and the rest
+// while these are computed, where both passes together are faster by it: ranks of many have a small first piece, and
+// those that have none of the others' keys in it wait for two exchanges.
+AtOnce at_once(const Plan& plan, Scheme scheme) {
+  const Problem& p = plan.problem();
+  const Weights w(p);
+  const bool may_split = p.costs.split_keys && p.batch == 1;  // sequences of a batch are put in their places
+  const auto pieces = may_split ? first_pieces(plan, scheme) : std::vector<FirstPiece>();
+  const std::vector<KeyRows> rows = key_rows(plan, scheme, pieces);
+  Traffic moved, first, rest;
   double pairs = 0;
-  for (int rank = 0; rank < plan.problem().ranks; ++rank) pairs = std::max(pairs, plan.pairs(rank));
-  Traffic moved;
-  for (const KeyRows& rows : key_rows(plan, scheme)) moved.take_most(rows.keys), moved.take_most(rows.keys_got);
-  const double gradients = seconds_of(plan, moved * w.gradients);
-  const auto with_keys = [&](double products) {
-    if (plan.problem().causal == Causal::none) return seconds_of(plan, moved * w.keys) + products;
-    const double half = seconds_of(plan, moved * (0.5 * w.keys));
-    return half + std::max(half, products / 8) + products * 7 / 8;
-  };
-  return {with_keys(pairs * w.forward), with_keys(pairs * w.backward) + gradients};
+  for (const KeyRows& of_rank : rows) {
+    moved.take_most(of_rank.keys), moved.take_most(of_rank.keys_got);
+    first.take_most(of_rank.first), first.take_most(of_rank.first_got);
+    rest.take_most(of_rank.keys - of_rank.first), rest.take_most(of_rank.keys_got - of_rank.first_got);
+  }
+  for (int rank = 0; rank < p.ranks; ++rank) pairs = std::max(pairs, plan.pairs(rank));
+  const double keys = seconds_of(plan, moved * w.keys), gradients = seconds_of(plan, moved * w.gradients);
+  const AtOnce together{{keys + pairs * w.forward, keys + pairs * w.backward + gradients}};
+  if (!may_split || rest.all() == 0) return together;
+
+  const double early = seconds_of(plan, first * w.keys), late = seconds_of(plan, rest * w.keys);
+  AtOnce split{.seconds = {}, .split = true};
+  for (int rank = 0; rank < p.ranks; ++rank) {
+    const FirstPiece& piece = pieces[static_cast<std::size_t>(rank)];
+    const bool in_place = rows[static_cast<std::size_t>(rank)].in_place;
+    const auto with_keys = [&](double of_pair, bool beside) {
+      const double hidden = beside ? std::min(piece.pairs * of_pair, late) : 0;
+      return early + late + plan.pairs(rank) * of_pair - hidden;
+    };
+    // Where rows are in several pieces, the forward merges them when all keys are there.
+    split.seconds.forward = std::max(split.seconds.forward, with_keys(w.forward, in_place && piece.whole));
+    split.seconds.backward = std::max(split.seconds.backward, with_keys(w.backward, in_place) + gradients);
+  }
+  return split.seconds.both() < together.seconds.both() ? split : together;
 }
 
 Seconds seconds_of_ring(const Plan& plan) {
@@ -179,7 +126,7 @@ Seconds seconds_of_ring(const Plan& plan) {
 }
 
 Seconds seconds_of_keys(const Plan& plan, Scheme scheme) {
-  return scheme == Scheme::ring ? seconds_of_ring(plan) : seconds_at_once(plan, scheme);
+  return scheme == Scheme::ring ? seconds_of_ring(plan) : at_once(plan, scheme).seconds;
 }
 
 // The first of those that take the least time. Each is predicted once: a ring of many ranks takes long.
@@ -333,6 +280,10 @@ SchemeCost Plan::cost(Scheme scheme) const {
     out.backward_bytes = std::max(out.backward_bytes, sent.backward);
   }
   return out;
+}
+
+bool Plan::splits_keys(Scheme scheme) const {
+  return (scheme == Scheme::gather || scheme == Scheme::needed) && at_once(*this, scheme).split;
 }
 
 Scheme Plan::chosen() const {

@@ -73,6 +73,11 @@ bool any_piece(const std::vector<Area>& areas, const Cuts& rows, const Cuts& key
   return any;
 }
 
+bool cover_once(const std::vector<Piece>& pieces, std::int64_t rows) {
+  for (const Piece& piece : pieces) rows -= piece.q_end - piece.q_begin;
+  return rows == 0 && std::ranges::all_of(pieces, &Piece::first);
+}
+
 std::vector<Piece> PieceMaker::pieces(const Cuts& rows, const Cuts& keys) {
   std::map<Group, std::vector<Match>> groups;
   for_each_match(areas_, rows, keys,

@@ -10,6 +10,9 @@ namespace heddle::distributed {
 // Whether any row attends any key between the ends of what it could meet.
 bool any_piece(const std::vector<Area>& areas, const Cuts& rows, const Cuts& keys);
 
+// Whether each of so many rows is in one of the pieces, so that nothing is merged.
+bool cover_once(const std::vector<Piece>& pieces, std::int64_t rows);
+
 class PieceMaker {
  public:
   // areas outlive this. rows: of the rank.

@@ -5,6 +5,7 @@
 
 #include "distributed/cuts.h"
 #include "distributed/memory.h"
+#include "distributed/pieces.h"
 #include "distributed/scheme.h"
 #include "heddle/partial.h"
 
@@ -71,14 +72,7 @@ class SchemeOfKeys : public SchemeOfRank {
       keys_ = plan.problem().rows;
       for (int r = 0; r < ranks_; ++r) got_.push_back(to_whole(plan.runs(r)));
     }
-    std::int64_t covered = 0;
-    for (const std::vector<Piece>& pieces : steps_) {
-      for (const Piece& piece : pieces) {
-        whole_ = whole_ && piece.first;
-        covered += piece.q_end - piece.q_begin;
-      }
-    }
-    whole_ = whole_ && covered == plan.rows(rank_) && scheme_ != Scheme::ring;
+    whole_ = scheme_ != Scheme::ring && cover_once(steps_.front(), plan.rows(rank_));
   }
 
   void forward(const Call& call) override;
@@ -122,7 +116,7 @@ class SchemeOfKeys : public SchemeOfRank {
   const Scheme scheme_;
   const int rank_, ranks_;
   std::vector<std::vector<Piece>> steps_;  // of `ring` one for each rank whose keys come by
-  bool whole_ = true;                      // each row is in one piece: nothing is merged
+  bool whole_ = false;                     // each row is in one piece: nothing is merged
   std::int64_t keys_ = 0;                  // in the buffer of `gather` and `needed`
   std::vector<Moves> got_;                 // of these: from each rank's message to the buffer
   std::vector<Moves> given_;               // of `needed`: from the rank's rows to the message for each rank

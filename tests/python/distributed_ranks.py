@@ -31,6 +31,10 @@ SECONDS = 60  # of an exchange; what is lost is found sooner
 DEVICE = os.environ.get("HEDDLE_RANKS_DEVICE", "cpu")  # "cuda": rank r has GPU r (cuda_ranks.py)
 
 
+# With which keys come in two exchanges wherever anything is to be computed during the second; else calls as small come in one.
+_SPLIT = hd.Costs(link_latency=0, link_bandwidth=1e18)
+
+
 @dataclass
 class Case:
     """One problem, by several schemes: rows of the whole, [B, S, H, D], and what plan() and attention() are told of it."""
@@ -147,7 +151,7 @@ def check_case(case, rank, ranks):
 
     plan = hd.plan(
         case.rows, ranks, heads=heads, kv_heads=kv_heads, head_size=size, head_size_v=size_v, batch=case.batch,
-        dtype=case.dtype, ulysses=2 if ranks == 8 and len(case.name) % 2 else None, **case.plan,
+        dtype=case.dtype, ulysses=2 if ranks == 8 and len(case.name) % 2 else None, costs=_SPLIT if ranks != 3 else None, **case.plan,
     )  # fmt: skip
     own = plan.rows_of_rank(rank)
     for scheme in schemes_of(case, ranks):
@@ -221,6 +225,13 @@ def check_disagreement(rank, ranks):
         hd.attention(q, q, q, plan=plan, scheme="2d", timeout=SECONDS)
     except ValueError as error:
         assert str(error).endswith(f"ulysses is 1 on rank 0 and {ranks} on rank 1"), error
+    else:
+        raise AssertionError("nothing was said")
+    plan = hd.plan(10 * ranks, ranks, heads=2, head_size=8, causal="top_left", costs=_SPLIT if rank == 1 else None)
+    try:
+        hd.attention(q, q, q, plan=plan, scheme="needed", timeout=SECONDS)
+    except ValueError as error:
+        assert str(error).endswith("whether keys come in two exchanges is 0 on rank 0 and 1 on rank 1"), error
     else:
         raise AssertionError("nothing was said")
     plan = hd.plan(10 * ranks, ranks, heads=2, head_size=8, order="contiguous")

@@ -49,3 +49,12 @@ def test_first_pieces_keys_come_first():
     assert [piece.rows for piece in first.steps[0]] == [slice(0, 100), slice(100, 200)]
     assert first.shares[1].into == [slice(100, 300)] and first.shares[1].first_into == [False]
     assert second.shares[0].into == [slice(0, 100)] and second.shares[0].first_into == [True]
+
+
+def test_keys_come_in_two_exchanges_where_that_is_faster():
+    shape = dict(heads=64, kv_heads=8, head_size=128, causal="top_left")
+    for ranks, found in ((2, True), (8, True), (16, False)):
+        plan = hd.plan(8192 * ranks, ranks, costs=hd.Costs(ranks_per_host=8), **shape)
+        assert {layout_of(plan, rank, "needed", _CPU).splits_keys for rank in (0, ranks - 1)} == {found}
+    assert not layout_of(hd.plan(16384, 2, batch=2, **shape), 0, "needed", _CPU).splits_keys
+    assert not layout_of(hd.plan(16384, 2, order="striped", **shape), 0, "gather", _CPU).splits_keys

@@ -1,6 +1,9 @@
 // What schemes of a plan send, and the times that are predicted from it.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <utility>
+
 #include "heddle/distributed.h"
 
 namespace heddle::distributed {
@@ -131,27 +134,62 @@ TEST(DistributedCosts, NeededKeysAreChosenForShortDocuments) {
   EXPECT_EQ(Plan(p).chosen(), Scheme::ulysses);
 }
 
-}  // namespace
+// One causal sequence, zigzag: rank r of P has the parts of `part` rows r and 2 P - 1 - r, and a piece of each, but the
+// last rank, whose parts are neighbours, one of both.
+Problem zigzag(int ranks, std::int64_t part) {
+  Problem p{.rows = 2 * ranks * part, .ranks = ranks, .heads = 32, .kv_heads = 8, .causal = Causal::top_left};
+  p.costs.link_latency = 0;
+  p.costs.split_keys = true;
+  return p;
+}
+constexpr double kForwardPair = 32 * 2 * 256 / 680e12, kBackwardPair = 32 * 2 * 640 / 560e12;
+constexpr double kKey = 8 * 256 * 2 / 350e9, kGradient = 2 * kKey;  // s of a row
 
-// Seconds of a forward by `gather` that products do not take.
-double awaited(Problem p) {
-  const double with = Plan(p).cost(Scheme::gather).forward_seconds;
-  p.costs.link_bandwidth = 1e30;
-  return with - Plan(p).cost(Scheme::gather).forward_seconds;
+TEST(DistributedCosts, TwoRanksHideTheSecondExchangeOfKeys) {
+  const double part = 16384, pairs = 4 * part * part + part;
+  const Problem p = zigzag(2, 16384);
+  const Plan plan(p);
+  for (const Scheme scheme : {Scheme::gather, Scheme::needed}) {
+    EXPECT_TRUE(plan.splits_keys(scheme));
+    // Rank 1 waits for part 0. Parts 1 and 2 come while rank 0 computes part 0, which takes longer.
+    EXPECT_NEAR(plan.cost(scheme).forward_seconds, part * kKey + pairs * kForwardPair, 1e-9);
+    EXPECT_NEAR(plan.cost(scheme).backward_seconds, part * kKey + pairs * kBackwardPair + 2 * part * kGradient, 1e-9);
+  }
+  EXPECT_FALSE(plan.splits_keys(Scheme::ring) || plan.splits_keys(Scheme::ulysses));
+  // Of links where that does not take longer, one exchange of parts 1 and 2 is faster than part 0 before them.
+  Problem slow = p;
+  slow.costs.link_bandwidth = 1e9;
+  EXPECT_FALSE(Plan(slow).splits_keys(Scheme::needed));
+  EXPECT_NEAR(Plan(slow).cost(Scheme::needed).forward_seconds, 2 * part * kKey * 350 + pairs * kForwardPair, 1e-9);
+  // What cannot be split, and what is not.
+  Problem full = p, batched = p, striped = p, one = p;
+  full.causal = Causal::none, batched.batch = 2, striped.order = Order::striped, one.costs.split_keys = false;
+  for (const Problem& other : {full, batched, striped, one}) EXPECT_FALSE(Plan(other).splits_keys(Scheme::needed));
+  EXPECT_NEAR(Plan(one).cost(Scheme::needed).forward_seconds, 2 * part * kKey + pairs * kForwardPair, 1e-9);
 }
 
-TEST(DistributedCosts, HalfOfTheKeysComeDuringTheFirstCall) {
-  Problem p{.rows = 65536, .ranks = 2, .heads = 32, .kv_heads = 8, .head_size = 128};
-  p.costs.link_latency = 0;
-  p.order = Order::zigzag;
-  const double of_all = awaited(p);
-  EXPECT_GT(of_all, 0);
-  p.causal = Causal::top_left;
-  EXPECT_NEAR(of_all / awaited(p), 2, 1e-9);
-  p.costs.link_bandwidth = 1e9;  // longer than an eighth of the products
-  const double slow = awaited(p);
-  p.causal = Causal::none;
-  EXPECT_LT(awaited(p) / slow, 1.9);
+TEST(DistributedCosts, RanksOfManyWaitForTwoExchangesOrForOne) {
+  // First: part 0 to seven ranks, and to rank 7 all of 0 to 6. Then 1 to 14 to rank 0, which has a 32nd of its work to
+  // compute meanwhile; in one exchange it gets as many.
+  for (const auto& [part, splits] : {std::pair{8192.0, true}, {2048.0, false}}) {
+    const double pairs = 16 * part * part + part, first = part * (part + 1) / 2;
+    const Plan plan(zigzag(8, static_cast<std::int64_t>(part)));
+    EXPECT_EQ(plan.splits_keys(Scheme::needed), splits);
+    const auto keys = [&](double of_pair) {
+      return splits ? 21 * part * kKey - std::min(first * of_pair, 14 * part * kKey) : 14 * part * kKey;
+    };
+    const SchemeCost cost = plan.cost(Scheme::needed);
+    EXPECT_NEAR(cost.forward_seconds, keys(kForwardPair) + pairs * kForwardPair, 1e-9);
+    EXPECT_NEAR(cost.backward_seconds, keys(kBackwardPair) + pairs * kBackwardPair + 14 * part * kGradient, 1e-9);
+  }
+}
+
+// Documents of a rank's own: nothing is exchanged.
+TEST(DistributedCosts, WhatIsNotSentTakesNoTime) {
+  Problem p{.rows = 2000, .ranks = 2, .cu_seqlens = {0, 1000, 2000}, .causal = Causal::top_left};
+  p.order = Order::contiguous;
+  const Plan plan(p);
+  EXPECT_NEAR(plan.cost(Scheme::needed).forward_seconds, 500500 * 2 * 256 / 680e12, 1e-12);
 }
 
 TEST(DistributedCosts, ARingPaysForItsSums) {
@@ -167,4 +205,5 @@ TEST(DistributedCosts, ARingPaysForItsSums) {
   EXPECT_GT(ring.backward_seconds, free.backward_seconds);
 }
 
+}  // namespace
 }  // namespace heddle::distributed

@@ -171,6 +171,9 @@ def begun(
             "scheme": _SCHEMES.index(chosen),
             "ulysses": ulysses,
             "scheme across groups": _SCHEMES.index(across),
+            "whether keys come in two exchanges": int(
+                plan._splits_keys(across if chosen in ("ulysses", "2d") else chosen, ulysses)
+            ),
             "batch": q.shape[0],
             "heads": q.shape[2],
             "kv_heads": k.shape[2],

@@ -162,9 +162,9 @@ class KeysToRows:
         return arrival.k, arrival.v
 
     def _arriving(self, k: torch.Tensor, v: torch.Tensor, before: Arrival | None = None) -> Arrival:
-        """Those of at_once(), on their way in two exchanges: what receivers' first pieces have, and the rest. before: of other heads, whose
-        memory they may have."""
-        shares, own = self.layout.shares, self.ranks.rank
+        """Those of at_once(), on their way in two exchanges, what receivers' first pieces have, and the rest, or all in the first. before:
+        of other heads, whose memory they may have."""
+        shares, own, together = self.layout.shares, self.ranks.rank, not self.layout.splits_keys
         # Of lists, what is not needed has a place, too.
         made = torch.empty if sum(len(share.places) for share in shares) == self.layout.keys else torch.zeros
         if before is None:
@@ -188,8 +188,9 @@ class KeysToRows:
                 early_out = _of_messages(x, share.out_of, share.first_out_of)
                 early_into = _of_messages(x, share.into, share.first_into)
                 for moves, kind in ((first, True), (rest, False)):
-                    sent = [message for message, early in zip(out, early_out) if early is kind]
-                    moves += _paired(sent, [room for room, early in zip(into, early_into) if early is kind], r)
+                    sent = [message for message, early in zip(out, early_out) if (together or early) is kind]
+                    came = [room for room, early in zip(into, early_into) if (together or early) is kind]
+                    moves += _paired(sent, came, r)
         what = "keys gathered" if self.scheme == "gather" else "needed keys sent"
         transfers = [self.ranks.start(first, what), self.ranks.start(rest, what)]
         for x, whole in ((k, all_k), (v, all_v)):

@@ -164,7 +164,8 @@ class Layout(NamedTuple):
     each row is in one piece, so that nothing is merged. keys: how many a rank has at once, but in ``ring``: all in the whole's order,
     or those that it needs. shares: with each rank, but in ``ring``. pairs: (row, key) pairs of a head, the most of all ranks. most_keys:
     the most that a rank has at once; most_others, most_shared: the most of them that are others', and one other's; most_early: the most
-    that come for a first piece.
+    that come for a first piece. splits_keys: whether exchanges that run one after the other are better two, the first of these, by the
+    plan's prediction.
     """
 
     lengths: list[int]
@@ -177,6 +178,7 @@ class Layout(NamedTuple):
     most_others: int = 0
     most_shared: int = 0
     most_early: int = 0
+    splits_keys: bool = False
 
 
 def layout_of(plan: Plan, rank: int, scheme: str, device: torch.device) -> Layout:
@@ -200,7 +202,8 @@ def layout_of(plan: Plan, rank: int, scheme: str, device: torch.device) -> Layou
             keys, shares = len(needed[rank]), shares_of_needs(plan, rank, needed, first)
         pairs = max(plan.pairs(r) for r in ranks)
         shares = [share.to(device) for share in shares]
-        return Layout(lengths, steps, once, keys, shares, pairs, max(map(len, needed)), *_most(plan, needed, first))
+        most_keys, splits = max(map(len, needed)), plan._splits_keys(scheme)
+        return Layout(lengths, steps, once, keys, shares, pairs, most_keys, *_most(plan, needed, first), splits)
 
     kept: Layout = plan._keep((scheme, rank, device), made)
     return kept

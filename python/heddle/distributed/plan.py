@@ -164,6 +164,15 @@ class Plan:
         rows: torch.Tensor = self._keep(("rows", rank), made)
         return rows
 
+    def _splits_keys(self, scheme: str, ulysses: int = 1) -> bool:
+        """Whether keys of ``gather`` or ``needed`` come in two exchanges, in the plan of such groups."""
+
+        def found() -> bool:
+            return bool((self if ulysses == 1 else self.grouped(ulysses))._native.splits_keys(scheme))
+
+        splits: bool = scheme != "ring" and self._keep(("splits keys", scheme, ulysses), found)
+        return splits
+
     def grouped(self, size: int) -> Plan:
         """The plan in which each ``size`` ranks, one after the other, are one, with all their rows; size divides the ranks."""
         native = self._native.grouped(_integer("size", size))
