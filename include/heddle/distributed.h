@@ -173,7 +173,7 @@ class Plan {
   Scheme chosen() const;                 // what Scheme::automatic is
   // Of `gather` and `needed` with Costs::split_keys: whether it is predicted to be faster, both passes together, that
   // ranks are first sent the keys that their first pieces have, and the rest while these are computed, than one
-  // exchange in front of all products. Those of `2d` are of the plan of groups.
+  // exchange in front of all products. Of `2d` the plan of groups knows. False of other schemes.
   bool splits_keys(Scheme scheme) const;
 
   // What a rank sends in a scheme; `cost` has the largest of these.
