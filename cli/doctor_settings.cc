@@ -14,9 +14,9 @@
 namespace heddle::cli {
 namespace {
 
-// All that the library reads.
+// All that the library reads, and its Python package.
 const std::vector<std::string> kVariables = {"HEDDLE_CPU_TARGET", "HEDDLE_NUM_THREADS", "HEDDLE_KERNEL",
-                                             "HEDDLE_TUNING", "HEDDLE_VALIDATE"};
+                                             "HEDDLE_TUNING",     "HEDDLE_VALIDATE",    "HEDDLE_RANKS_EXCHANGE"};
 
 Finding forced_kernel(const std::string& name) {
   Finding out{"HEDDLE_KERNEL", Verdict::note, "'" + name + "': operations that have it run nothing else",
@@ -39,6 +39,15 @@ Finding validation(const std::string& value) {
           "take it away where time counts."};
 }
 
+Finding exchange_of_ranks(const std::string& value) {
+  const char* const name = "HEDDLE_RANKS_EXCHANGE";
+  if (value == "nccl")
+    return {name, Verdict::note, "'nccl': ranks of one host exchange by NCCL, and not by copy engines",
+            "take it away where they reach each other's memory."};
+  return {name, Verdict::problem, "'" + value + "': it must be nccl, and means nothing as it is",
+          "give it nccl, on all ranks, or take it away."};
+}
+
 Finding unread(const std::string& name) {
   const std::string meant = did_you_mean(name, kVariables);
   if (meant.empty()) {
@@ -59,6 +68,8 @@ Findings examine_settings() {
   Findings out;
   if (const std::string name = setting("HEDDLE_KERNEL"); !name.empty()) out.push_back(forced_kernel(name));
   if (const std::string value = setting("HEDDLE_VALIDATE"); !value.empty()) out.push_back(validation(value));
+  if (const std::string value = setting("HEDDLE_RANKS_EXCHANGE"); !value.empty())
+    out.push_back(exchange_of_ranks(value));
   std::vector<std::string> others;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string text = *entry, name = text.substr(0, text.find('='));

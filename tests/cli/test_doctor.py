@@ -157,6 +157,16 @@ def test_validation_that_is_neither():
 
 
 @needs_health
+def test_exchange_of_ranks():
+    assert doctor(HEDDLE_RANKS_EXCHANGE="nccl")[0]["HEDDLE_RANKS_EXCHANGE"]["verdict"] == "note"
+
+
+def test_an_exchange_of_ranks_that_there_is_not():
+    found, _ = doctor(code=1, HEDDLE_RANKS_EXCHANGE="mpi")
+    assert found["HEDDLE_RANKS_EXCHANGE"]["found"] == "'mpi': it must be nccl, and means nothing as it is"
+
+
+@needs_health
 def test_variables_that_nobody_reads():
     found, _ = doctor(HEDDLE_WEAVE="1")
     assert found["HEDDLE_WEAVE"]["verdict"] == "note"
