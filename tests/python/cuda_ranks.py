@@ -22,10 +22,11 @@ import torch
 import torch.distributed as dist
 import torch.utils.checkpoint
 from distributed_ranks import DEVICE, SECONDS, Case
-from heddle.distributed import peers
+from heddle.distributed import keys, peers
 from heddle.distributed.ranks import Ranks
 from ranks_kit import heads_in_parts
 
+decode_module = sys.modules["heddle.distributed.decode"]  # its function has the module's name
 LOAD = int(os.environ.get("HEDDLE_RANKS_LOAD", "400" if DEVICE == "cuda" else "10"))  # calls
 
 
@@ -174,6 +175,68 @@ def check_under_load(rank, ranks):
     assert not wrong.any(), wrong.tolist()
 
 
+def check_odd_operands(rank, ranks):
+    """No sequence at all; keys that are one row, expanded; gradients behind a call under inference_mode, which makes what is kept; and
+    softcap, whose kernels have no offsets. As with exchanges that are waited for."""
+    plan = hd.plan(640, ranks, heads=8, kv_heads=2, head_size=64, causal="top_left")
+    q, k, v = (hd.shard(x, plan, rank) for x in operands(1, 640))
+    group = dist.new_group(list(range(ranks)))
+    for operands_of, options in (
+        ((q[:0], k[:0], v[:0]), {}),
+        ((q, k[:, :1].expand_as(k), v[:, :1].expand_as(v)), {}),
+        ((q, k, v), dict(softcap=20.0)),
+    ):
+        with torch.inference_mode():
+            hd.attention(*operands_of, plan=plan, scheme="gather", group=group, **options)
+        found = []
+        for timeout in (None, SECONDS):
+            leaves = [x.detach().requires_grad_() for x in operands_of]
+            out = hd.attention(*leaves, plan=plan, scheme="gather", group=group, timeout=timeout, **options)
+            found.append((out, *torch.autograd.grad(out.float().sum(), leaves)))
+        assert all(torch.equal(a, b) for a, b in zip(*found)), options
+
+
+def check_an_error_in_between(rank, ranks):
+    """A call that raises on all ranks once keys are on their way: those behind it are right."""
+    plan = hd.plan(640, ranks, heads=8, kv_heads=2, head_size=64, causal="top_left")
+    q, k, v = (hd.shard(x, plan, rank) for x in operands(1, 640))
+    q16, cache = q[:, :1].contiguous(), (k, v)
+    expected = hd.attention(q, k, v, plan=plan, scheme="gather", timeout=SECONDS)
+    step = hd.decode(q16, *cache, timeout=SECONDS)
+    for _ in range(3):
+        for module, call in (
+            (keys, lambda: hd.attention(q, k, v, plan=plan, scheme="gather")),
+            (decode_module, lambda: hd.decode(q16, *cache)),
+        ):
+            name = "attend" if module is keys else "attention"
+            with mock.patch.object(module, name, side_effect=MemoryError("as if")):
+                try:
+                    call()
+                except MemoryError:
+                    pass
+                else:
+                    raise AssertionError("it was not called")
+        assert torch.equal(hd.attention(q, k, v, plan=plan, scheme="gather"), expected)
+        assert torch.equal(hd.decode(q16, *cache), step)
+
+
+def check_graphs_and_growth(rank, ranks):
+    """What a graph was captured with stays, however often longer calls need more."""
+    q, k, v = operands(3, 640)
+    group = dist.new_group(list(range(ranks)))
+    cache, q = [x[:, rank::ranks].contiguous() for x in (k, v)], q[:, :1].contiguous()
+    expected = hd.decode(q, *cache, group=group)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        out = hd.decode(q, *cache, group=group)
+    for rows in (8_000, 16_000, 32_000):
+        plan = hd.plan(rows, ranks, heads=8, kv_heads=2, head_size=64, causal="top_left")
+        hd.attention(*(hd.shard(x, plan, rank) for x in operands(4, rows)), plan=plan, scheme="gather", group=group)
+        out.zero_()
+        graph.replay()
+        assert torch.equal(out, expected), rows
+
+
 def check_checkpointing(rank, ranks):
     """What a backward computes again is served inside of sdpa, in autograd's own thread."""
     plan = hd.plan(200, ranks, heads=8, kv_heads=8, head_size=64, causal="top_left")
@@ -311,10 +374,10 @@ def worlds():
         (dataclasses.replace(decode_ranks.cases()[0], **wide),),
     )
     functions = [check_without_waiting, check_decode_kernels, check_refused_gradients, check_split_weights]
-    functions += [check_checkpointing, check_under_load]
+    functions += [check_checkpointing, check_under_load, check_odd_operands, check_an_error_in_between]
     if torch.cuda.device_count() > 1:
         functions += [check_in_a_graph, check_gradients_in_a_graph, check_decode_in_a_graph, check_what_is_not_captured]
-        functions += [check_peers]
+        functions += [check_peers, check_graphs_and_growth]
     others = {function.__name__: (function, ()) for function in functions}
     ranks = min(max(torch.cuda.device_count(), 2), 4)
     out = {"gpus": (ranks, of_cases | of_decode | others)}

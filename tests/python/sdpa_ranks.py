@@ -3,6 +3,7 @@
 usage: sdpa_ranks.py RESULTS.json
 """
 
+import _thread
 import concurrent.futures
 import contextlib
 import importlib.util
@@ -219,9 +220,16 @@ def check_checkpointing_in_a_thread(rank, ranks):
             out = (
                 layer(x) if reentrant is None else torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=reentrant)
             )
-            thread = threading.Thread(target=out.square().sum().backward)
-            thread.start()
-            thread.join()
+            loss, over = out.square().sum(), threading.Event()
+
+            def backward(loss=loss, over=over):
+                try:
+                    loss.backward()
+                finally:
+                    over.set()
+
+            _thread.start_new_thread(backward, ())  # as those are, none of Python's own
+            assert over.wait(SECONDS)
         found.append(x.grad)
     assert all(torch.equal(found[0], each) for each in found), found
 

@@ -18,7 +18,7 @@ from .keys import KeysToRows
 from .peers import peers_of, reach_each_other
 from .pieces import RowGradients, layout_of
 from .plan import Plan, SchemeName
-from .ranks import Ranks, name_of
+from .ranks import Ranks, name_of, on_device_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,8 +116,9 @@ def attention(
         out, lse = torch.ops.heddle.distributed_attention(q, k, v, sink, alibi_slopes, *asked)
     else:
         how = (scheme, scale, softcap, deterministic, timeout, wanted, wants_sink, packed)
-        call = begun(q, k, v, sink, alibi_slopes, plan, group, *how)
-        out, lse = _Attention.apply(q, k, v, sink, call)
+        with on_device_of(q):
+            call = begun(q, k, v, sink, alibi_slopes, plan, group, *how)
+            out, lse = _Attention.apply(q, k, v, sink, call)
     if packed:
         out, lse = out.squeeze(0), lse.squeeze(0)
     return (out, lse) if return_lse else out
@@ -164,7 +165,7 @@ def begun(
         layout = layout_of(plan, ranks.rank, chosen, q.device)
         return room_of(layout, ranks.size, q, k, v, wanted) if copied(layout, q.shape[0]) else 0
 
-    reached = reach_each_other(ranks, q.device) and chosen in ("gather", "needed") and timeout is None
+    reached = chosen in ("gather", "needed") and timeout is None and reach_each_other(ranks, q.device)
     room = ranks.agree(
         {
             "plan": _signed(plan._native.digest),
@@ -328,7 +329,8 @@ class _Attention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, d_o: Any, d_lse: Any) -> Any:
         q, k, v, sink, out, lse = ctx.saved_tensors
-        found = gradients(ctx.call, q, k, v, sink, out, lse, d_o, d_lse, ctx.needs_input_grad[3])
+        with on_device_of(q):
+            found = gradients(ctx.call, q, k, v, sink, out, lse, d_o, d_lse, ctx.needs_input_grad[3])
         return (*(x if needed else None for x, needed in zip(found, ctx.needs_input_grad)), None)
 
 

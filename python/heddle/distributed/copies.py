@@ -52,7 +52,7 @@ class Room(NamedTuple):
 
 def copied(layout: Layout, batch: int) -> bool:
     """Whether what this rank shares with the others are few enough runs of rows, and all that it has room for comes."""
-    if sum(len(share.places) for share in layout.shares) != layout.keys:
+    if batch == 0 or sum(len(share.places) for share in layout.shares) != layout.keys:
         return False
     runs = [run for share in layout.shares for run in (share.into, share.out_of)]
     return all(run is not None for run in runs) and batch * sum(len(run or ()) for run in runs) <= _MOST_COPIES
@@ -66,8 +66,9 @@ class KeysByCopies(KeysToRows):
         super().__init__(ranks, layout, scheme, options)
         self.peers = peers
 
-    def has_multiprocessors(self, q: torch.Tensor) -> bool:
-        return q.shape[3] <= 64  # kernels for larger heads have nothing that is faster
+    def has_multiprocessors(self, q: torch.Tensor, v: torch.Tensor) -> bool:
+        # Of larger heads no other kernel is faster, and with these options it would be another candidate.
+        return q.shape[3] <= 64 and v.shape[3] <= 64 and self.options["softcap"] == 0 and self.options["scale"] > 0
 
     def _parts(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, of_pass: int
@@ -156,7 +157,7 @@ class _Coming:
 
     def _send(self, parts: range) -> None:
         """Own keys are put where they belong, and go to others: from there, if the heads of a row are not one behind the other already."""
-        dense = all(x.stride(3) == 1 and x.stride(2) == x.shape[3] for x in self._kv)
+        dense = all(map(_dense, self._kv))
         if dense:
             self._push(parts)
         share = self._layout.shares[self._own]
@@ -195,7 +196,7 @@ class _Coming:
 
     def _rows(self, x: torch.Tensor, room: torch.Tensor, run: slice) -> torch.Tensor:
         """A run of own rows of a sequence, each dense: as they are, as they lie in this rank's own room, or copied."""
-        if x.stride(2) == 1 and x.stride(1) == x.shape[2]:
+        if _dense(x):
             return x[run]
         own = self._layout.shares[self._own]
         for rows, place in zip(own.out_of or (), own.into or ()):
@@ -262,6 +263,11 @@ class _Coming:
                 at += runs[-1].numel() * 4
             out.append(runs)
         return out
+
+
+def _dense(x: torch.Tensor) -> bool:
+    """Whether heads and elements of a row [..., heads, size] lie one behind the other, and rows apart."""
+    return x.stride(-1) == 1 and x.stride(-2) == x.shape[-1] and x.stride(-3) >= x.shape[-2] * x.shape[-1]
 
 
 class _Arrived(Arrival):

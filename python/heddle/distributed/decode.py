@@ -12,7 +12,7 @@ from ..hosts import offsets
 from .attention import DEVICES, _bits, _number, check_device
 from .peers import peers_of, reach_each_other
 from .pieces import CAUSAL_NAMES
-from .ranks import Ranks, name_of
+from .ranks import Ranks, name_of, on_device_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -154,7 +154,8 @@ def decode(
         operator = torch.ops.heddle.distributed_decode
         out, total = operator(q, k_cache, v_cache, *arrays, *numbers, name_of(group), timeout)
     else:
-        out, total = decoded(q, k_cache, v_cache, *arrays, *numbers, group, timeout)
+        with on_device_of(q):
+            out, total = decoded(q, k_cache, v_cache, *arrays, *numbers, group, timeout)
     return (out, total) if return_lse else out
 
 
@@ -186,7 +187,7 @@ def decoded(
     batch, rows, heads, _ = q.shape
     behind, count = batch * rows * heads * v_cache.shape[3], batch * rows * heads
     length = (behind + count + 3) // 4 * 4  # the kernels of decoding write rows of 16 bytes
-    reached = reach_each_other(ranks, q.device) and timeout is None
+    reached = timeout is None and reach_each_other(ranks, q.device)
     room = ranks.agree(
         {
             "batch": batch,

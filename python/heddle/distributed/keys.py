@@ -242,10 +242,10 @@ class KeysToRows:
             options = self._options_of(part, sink)
             for n, piece in enumerate(self.layout.steps[0]):
                 arrival.await_keys_of(n)
-                attend(piece, q_part, arrival.k, arrival.v, o_part, lse_part, options, self.has_multiprocessors(q))
+                attend(piece, q_part, arrival.k, arrival.v, o_part, lse_part, options, self.has_multiprocessors(q, v))
         return o, lse
 
-    def has_multiprocessors(self, q: torch.Tensor) -> bool:
+    def has_multiprocessors(self, q: torch.Tensor, v: torch.Tensor) -> bool:
         """Whether kernels may be of use that deal their tiles out beforehand: beside an exchange's they are slower."""
         return False
 

@@ -11,7 +11,7 @@ from ..hosts.torch.transforms import no_second_derivative
 from .attention import begun, gradients
 from .decode import decoded
 from .plan import plan_of
-from .ranks import group_of
+from .ranks import group_of, on_device_of
 
 _LIBRARY = torch.library.Library("heddle", "FRAGMENT")
 
@@ -44,7 +44,7 @@ def _fake(
 def _forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sink: Any, alibi_slopes: Any, plan: str, group: str, *asked: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    with torch.no_grad():
+    with torch.no_grad(), on_device_of(q):
         call = begun(q, k, v, sink, alibi_slopes, plan_of(plan), group_of(group), *asked)
         return call.forward(q, k, v, sink)
 
@@ -77,7 +77,7 @@ def _backward_kernel(
     wanted: bool,
     wants_sink: bool,
 ) -> tuple[torch.Tensor, ...]:
-    with torch.no_grad():
+    with torch.no_grad(), on_device_of(q):
         how = (scheme, scale, softcap, deterministic, timeout, wanted, wants_sink)
         call = begun(q, k, v, sink, alibi_slopes, plan_of(plan), group_of(group), *how)
         dq, dk, dv, dsink = gradients(call, q, k, v, sink, o, lse, d_o, d_lse, wants_sink)
@@ -103,7 +103,8 @@ def _decode_fake(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, 
 
 def _decode(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *others: Any) -> tuple[Any, Any]:
     given = (*others[:-2], group_of(others[-2]), others[-1])
-    return decoded(q, k_cache, v_cache, *given)
+    with on_device_of(q):
+        return decoded(q, k_cache, v_cache, *given)
 
 
 for _name, _kernel, _of_shapes in (

@@ -37,16 +37,16 @@ def reach_each_other(ranks: Ranks, device: torch.device) -> bool:
     if found is None:
         if torch.cuda.is_current_stream_capturing():
             return False  # nothing has been compared, and what compares refuses
-        numbers = torch.tensor([_host(device), device.index, int(_able(device))], dtype=torch.int64, device=device)
-        of_rank = ranks.all_gather(numbers, [len(numbers)] * ranks.size, "places of ranks compared")
-        hosts, places, able = zip(*(each.tolist() for each in of_rank))
+        of_rank = ranks.compared("places of ranks", [_host(device), device.index, int(_able(device))], device)
+        hosts, places, able = zip(*(each[:3] for each in of_rank))
         found = all(able) and len(set(hosts)) == 1 and len(set(places)) == ranks.size
         found = found and all(
-            torch.cuda.can_device_access_peer(device.index, place) for place in places if place != device.index
+            place < torch.cuda.device_count() and torch.cuda.can_device_access_peer(device.index, place)
+            for place in places
+            if place != device.index
         )
         # Of two GPUs one may reach the other and not be reached.
-        reached = ranks.all_gather(numbers.new_tensor([int(found)]), [1] * ranks.size, "places of ranks compared")
-        found = all(int(each) for each in reached)
+        found = all(each[0] for each in ranks.compared("places of ranks", [int(found)], device))
         _served[ranks.group] = found
     return found
 
@@ -89,9 +89,11 @@ def peers_of(ranks: Ranks, device: torch.device, size: int) -> Peers:
                 f"[{ranks.operation}] the call is captured in a graph and there is no memory for it between the ranks: make it once before"
             )
         torch.cuda.synchronize(device)  # others may still write to, or read, the memory that goes
-        fresh = Peers(ranks, device, max(size, 1 << 21))
-        if kept is not None and kept.captured:
-            fresh.behind = kept  # a graph has its addresses
+        grown = 0 if kept is None else kept.size // 4 * 5  # so that calls of many lengths do not each make it anew
+        with torch.inference_mode(False), torch.cuda.device(device):  # what is made here is written to by any call
+            fresh = Peers(ranks, device, max(size, grown, 1 << 21))
+        if kept is not None:
+            fresh.behind = kept if kept.captured else kept.behind  # a graph has its addresses
         _kept[ranks.group] = kept = fresh
     return kept
 
@@ -120,7 +122,7 @@ class Peers:
         self._flags = [self._handle.get_signal_pad(r, (flags,), torch.uint32) for r in range(self.ranks)]
         self._one = torch.ones(1, dtype=torch.int32, device=device).view(torch.uint32)
         self._stream = torch.cuda.Stream(device)
-        self._pushing = False  # since begin()
+        self._pushing = self._open = False  # since begin(), and until end()
         self._turn, self._capture = 0, 0
         self._last: torch.cuda.Event | None = None
         self._check_flags(device)
@@ -138,7 +140,8 @@ class Peers:
             expected[self._channel(FIRST, 0) * self.ranks + r] = 1
         for r in self.others():
             self._handle.wait_signal(r, self._channel(FIRST, 0), self._timeout)
-        if own != expected:
+        # Another rank may already be at its next meeting, which the first channel is for.
+        if own[self.ranks :] != expected[self.ranks :]:
             raise RuntimeError(f"this torch {torch.__version__} has signals elsewhere; set {VARIABLE}=nccl")
 
     def others(self) -> list[int]:
@@ -155,6 +158,17 @@ class Peers:
             self.captured = True
         elif self._last is not None:
             torch.cuda.current_stream().wait_event(self._last)
+        if self._open:
+            self._forget()
+        self._open = True
+        self.meet()
+
+    def _forget(self) -> None:
+        """What the call before, which raised on all ranks, has left: flags that nobody awaited."""
+        if self._pushing:
+            torch.cuda.current_stream().wait_stream(self._stream)
+        self.meet()
+        self._flags[self.rank].view(torch.int32)[self.ranks :].zero_()
         self.meet()
 
     def begin_turn(self) -> int:
@@ -163,18 +177,19 @@ class Peers:
         met since. What graphs did between calls is not known here: with graphs, calls outside of them and the first in each meet."""
         capture = _heddle.capture_id(torch.cuda.current_stream().cuda_stream)
         self._turn ^= 1
-        if capture != self._capture or (self.captured and capture == 0):
+        if self._open or capture != self._capture or (self.captured and capture == 0):
             self._capture = capture
             self.begin()
         elif capture == 0 and self._last is not None:
             torch.cuda.current_stream().wait_event(self._last)
+        self._open = True
         return self._turn * (self.size // 2 // 256 * 256)
 
     def end(self) -> None:
         """Behind it, what was pushed may be changed."""
         if self._pushing:
             torch.cuda.current_stream().wait_stream(self._stream)
-        self._pushing = False
+        self._pushing = self._open = False
         if not torch.cuda.is_current_stream_capturing():
             self._last = torch.cuda.Event()
             self._last.record()
@@ -236,6 +251,7 @@ def release_memory(group: dist.ProcessGroup | None = None) -> None:
     """Gives that memory back; every rank calls it, and the next call makes it anew. Graphs that were captured with it must not be run
     again."""
     if (found := _kept.pop(_group(group), None)) is not None:
+        torch.cuda.synchronize()  # the last call may have been on another stream
         found.meet()
         torch.cuda.synchronize()
 

@@ -7,6 +7,7 @@ import time
 import weakref
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,11 @@ def name_of(group: dist.ProcessGroup | None) -> str:
 def group_of(name: str) -> dist.ProcessGroup | None:
     resolve: Callable[[str], dist.ProcessGroup] = dist.distributed_c10d._resolve_process_group  # type: ignore[assignment]
     return resolve(name) if name else None
+
+
+def on_device_of(x: torch.Tensor) -> AbstractContextManager[object]:
+    """Its GPU as the current one, whose current stream is waited for and put work on."""
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
 def all_gather_of_torch() -> Callable[..., Any]:
@@ -205,21 +211,11 @@ class Ranks:
             raise RuntimeError(
                 f"[{self.operation}] the call is captured in a graph and ranks have not compared it: make it once before"
             )
-        # As many numbers for every operation, the operation first: one that another rank is at is told of, and not waited for.
-        assert len(own) < _NUMBERS - 2
-        padded = [operation, *own, *[0] * (_NUMBERS - 2 - len(own)), 0 if room is None else room()]
-        of_rank = [
-            each.tolist()
-            for each in self.all_gather(
-                torch.tensor(padded, dtype=torch.int64, device=device), [_NUMBERS] * self.size, "plans compared"
-            )
-        ]
+        of_rank = self.compared(
+            self.operation, [*own, *[0] * (_NUMBERS - 1 - len(own)), 0 if room is None else room()], device
+        )
         for rank, theirs in enumerate(of_rank):
-            if theirs[0] != of_rank[0][0]:
-                raise ValueError(
-                    f"[{self.operation}] ranks do not agree: rank {rank} is at another operation than rank 0"
-                )
-            for name, first, here in zip(words, of_rank[0][1:], theirs[1:]):
+            for name, first, here in zip(words, of_rank[0], theirs):
                 if first != here:
                     show = shown.get(name, int)
                     raise ValueError(
@@ -228,6 +224,24 @@ class Ranks:
         rooms = [theirs[-1] for theirs in of_rank]
         known[key] = max(rooms) if all(rooms) else 0
         return known[key]
+
+    def compared(self, about: str, numbers: Sequence[int], device: torch.device) -> list[list[int]]:
+        """Those of all ranks, _NUMBERS at most. As many go for every operation, with its own number in front: a rank that is at another one
+        is told of, and not waited for.
+
+        Raises:
+          ValueError: on every rank, such a rank.
+        """
+        assert len(numbers) <= _NUMBERS
+        padded = [zlib.crc32(about.encode()), *numbers, *[0] * (_NUMBERS - len(numbers))]
+        own = torch.tensor(padded, dtype=torch.int64, device=device)
+        of_rank = [each.tolist() for each in self.all_gather(own, [len(padded)] * self.size, "plans compared")]
+        for rank, (operation, *_) in enumerate(of_rank):
+            if operation != of_rank[0][0]:
+                raise ValueError(
+                    f"[{self.operation}] ranks do not agree: rank {rank} is at another operation than rank 0"
+                )
+        return [theirs[1:] for theirs in of_rank]
 
     def seconds(self, device: torch.device) -> float:
         """That the group has a rank wait."""

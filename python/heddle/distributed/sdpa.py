@@ -183,8 +183,10 @@ def _instead(*args: Any, **kwargs: Any) -> Any:
 def _serving() -> SDPA | None:
     if inside := _inside():
         return inside[-1]
-    # A backward, which of GPUs' tensors runs in a thread of autograd's own: what is computed again there belongs to the thread that waits.
-    if not _entered or torch._C._current_graph_task_id() == -1:
+    # A backward, which of GPUs' tensors runs in a thread of autograd's own, which Python did not start: what is computed again there belongs
+    # to the thread that waits.
+    of_autograd = isinstance(threading.current_thread(), threading._DummyThread)
+    if not _entered or not of_autograd or torch._C._current_graph_task_id() == -1:
         return None
     entered = list(_entered)
     if len({thread for thread, _ in entered}) > 1:
