@@ -50,24 +50,24 @@ class Transfer:
         self._held = held  # sent memory, until it has gone
 
     def wait(self) -> None:
-        timeout = self._ranks.timeout
+        limit = self._ranks.timeout
+        end = time.monotonic() + (0 if limit is None else limit.total_seconds())  # of all of it
         on_gpu = any(x.is_cuda for out, _, into, _ in self._held or () for x in (out, into))
         for work, whom in self._works:
             try:
-                if timeout is None:
+                if limit is None:
                     work.wait()
                 elif on_gpu:
-                    _await_stream(work, timeout)
+                    _await_stream(work, end)
                 else:
-                    work.wait(timeout)
+                    work.wait(timedelta(seconds=max(end - time.monotonic(), 1e-3)))
             except RuntimeError as error:
                 raise self._ranks.lost(self._what, whom, error) from error
         self._held = None
 
 
-def _await_stream(work: Any, timeout: timedelta) -> None:
+def _await_stream(work: Any, end: float) -> None:
     """Looks until the exchange has ended on its stream, which for a rank that is gone it may never do."""
-    end = time.monotonic() + timeout.total_seconds()
     while not work.is_completed():
         if time.monotonic() > end:
             raise RuntimeError("it has not ended")
