@@ -78,7 +78,8 @@ def attention(
         call, as those of ``heddle.attention`` do. Elsewhere sums have an order anyway.
       timeout: seconds that an exchange may take; None: the group's own. On a GPU the host waits for each exchange if it is given, and
         for what was put on the stream before it, which counts; and never if not: a rank that waits longer than the group's own is then
-        ended by NCCL's watchdog, or by an error of its GPU (docs/distributed.md). Ranks give one or give none. A plan whose calls lie in a CUDA graph is kept as long as that.
+        ended by NCCL's watchdog, or by an error of its GPU (docs/distributed.md). Ranks give one or give none. A plan whose calls lie
+        in a CUDA graph is kept as long as that.
 
     Returns:
       out [B, rows, H, Dv] (packed: [rows, H, Dv]) of q's dtype; with return_lse a pair with lse, float32 [B, H, rows] (packed: [H, rows]).

@@ -93,7 +93,7 @@ class KeysByCopies(KeysToRows):
         """Writes dk and dv of this rank's keys, which are summed in float32, in their dtype. rows.dq: room_for_dq()."""
         coming = _Coming(self, rows.q, k, v, BACKWARD)
         last = len(coming.parts) - 1
-        sums = [coming.own_room(torch.float32) for _ in coming.parts[:SLOTS]]
+        sums = [coming.room_for_sums() for _ in coming.parts[:SLOTS]]
         sent: list[torch.cuda.Event | None] = []
         for n, part in enumerate(coming.parts):
             if n >= SLOTS and (event := sent[n - SLOTS]) is not None:
@@ -225,15 +225,10 @@ class _Coming:
         if sends:
             self._send(range(n + SLOTS, n + SLOTS + 1))
 
-    def own_room(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """For what a part has of all keys of this rank."""
-        heads = self.parts[0].kv_heads
-        k, v = (
-            torch.empty(
-                x.shape[0], self._layout.keys, heads.stop - heads.start, x.shape[3], dtype=dtype, device=x.device
-            )
-            for x in self._kv
-        )
+    def room_for_sums(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """For what a part adds to the gradients of all keys of this rank, float32."""
+        heads = self.parts[0].width(of_keys=True)
+        k, v = (torch.empty(x.shape[0], self._layout.keys, heads, x.shape[3], device=x.device) for x in self._kv)
         return k, v
 
     def send_gradients(self, n: int, dk: torch.Tensor, dv: torch.Tensor) -> torch.cuda.Event | None:

@@ -37,7 +37,7 @@ def reach_each_other(ranks: Ranks, device: torch.device) -> bool:
     if found is None:
         if torch.cuda.is_current_stream_capturing():
             return False  # nothing has been compared, and what compares refuses
-        of_rank = ranks.compared("places of ranks", [_host(device), device.index, int(_able(device))], device)
+        of_rank = ranks.compared("places of ranks", [_host(), device.index, int(_able())], device)
         hosts, places, able = zip(*(each[:3] for each in of_rank))
         found = all(able) and len(set(hosts)) == 1 and len(set(places)) == ranks.size
         found = found and all(
@@ -51,7 +51,7 @@ def reach_each_other(ranks: Ranks, device: torch.device) -> bool:
     return found
 
 
-def _able(device: torch.device) -> bool:
+def _able() -> bool:
     if os.environ.get(VARIABLE, "") == "nccl":
         return False
     try:
@@ -59,12 +59,12 @@ def _able(device: torch.device) -> bool:
         from torch.distributed import _symmetric_memory as symmetric
     except ImportError:
         return False
-    return all(hasattr(memory, name) for name in ("get_signal_pad", "barrier", "wait_signal")) and hasattr(
-        symmetric, "rendezvous"
-    )
+    return all(
+        hasattr(memory, name) for name in ("get_buffer", "get_signal_pad", "barrier", "put_signal", "wait_signal")
+    ) and hasattr(symmetric, "rendezvous")
 
 
-def _host(device: torch.device) -> int:
+def _host() -> int:
     """A number of the host, and of what of it this process sees: handles of memory go through its files and its process ids."""
     import hashlib
 
