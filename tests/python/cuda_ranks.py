@@ -296,6 +296,13 @@ def check_peers(rank, ranks):
         expected = hd.attention(q, k, v, plan=plan, scheme="gather", group=group)
     assert hd.kept_memory(group) == 0
     assert torch.equal(hd.attention(q, k, v, plan=plan, scheme="gather"), expected)
+    group, said = dist.new_group(list(range(ranks))), ""
+    with mock.patch.dict(os.environ, {peers.VARIABLE: "mpi" if rank == 1 else ""}):
+        try:
+            hd.attention(q, k, v, plan=plan, scheme="gather", group=group)
+        except ValueError as error:
+            said = str(error)
+    assert f"{peers.VARIABLE} on rank 1: it must be nccl, or not be set" in said, said
     hd.release_memory()
     assert hd.kept_memory() == 0
     assert torch.equal(hd.attention(q, k, v, plan=plan, scheme="gather"), expected)

@@ -33,12 +33,15 @@ def reach_each_other(ranks: Ranks, device: torch.device) -> bool:
     once, by an exchange."""
     if ranks.group is None or ranks.size == 1 or device.type != "cuda" or ranks.backend(device) != "nccl":
         return False
+    _require_device_of(ranks, device)
     found = _served.get(ranks.group)
     if found is None:
         if torch.cuda.is_current_stream_capturing():
             return False  # nothing has been compared, and what compares refuses
-        of_rank = ranks.compared("places of ranks", [_host(), device.index, int(_able())], device)
-        hosts, places, able = zip(*(each[:3] for each in of_rank))
+        of_rank = ranks.compared("places of ranks", [_host(), device.index, int(_able(device)), int(_known())], device)
+        hosts, places, able, known = zip(*(each[:4] for each in of_rank))
+        if not all(known):
+            raise ValueError(f"[{ranks.operation}] {VARIABLE} on rank {known.index(0)}: it must be nccl, or not be set")
         found = all(able) and len(set(hosts)) == 1 and len(set(places)) == ranks.size
         found = found and all(
             place < torch.cuda.device_count() and torch.cuda.can_device_access_peer(device.index, place)
@@ -51,17 +54,32 @@ def reach_each_other(ranks: Ranks, device: torch.device) -> bool:
     return found
 
 
-def _able() -> bool:
-    if os.environ.get(VARIABLE, "") == "nccl":
+def _require_device_of(ranks: Ranks, device: torch.device) -> None:
+    """What a group has found out, and keeps, is of one GPU."""
+    assert ranks.group is not None
+    first = _devices.setdefault(ranks.group, device)
+    if first != device:
+        raise ValueError(f"[{ranks.operation}] tensors are on {device}, and those of this group's first call were on {first}")
+
+
+def _known() -> bool:
+    return os.environ.get(VARIABLE, "") in ("", "nccl")
+
+
+def _able(device: torch.device) -> bool:
+    if os.environ.get(VARIABLE, "") != "":
         return False
     try:
         from torch._C._distributed_c10d import _SymmetricMemory as memory  # noqa: N813
         from torch.distributed import _symmetric_memory as symmetric
     except ImportError:
         return False
-    return all(
-        hasattr(memory, name) for name in ("get_buffer", "get_signal_pad", "barrier", "put_signal", "wait_signal")
-    ) and hasattr(symmetric, "rendezvous")
+    calls = ("get_buffer", "get_signal_pad", "barrier", "put_signal", "wait_signal")
+    if not hasattr(symmetric, "rendezvous") or not all(hasattr(memory, name) for name in calls):
+        return False
+    # Memory of NVSHMEM, which a program may have chosen, has no such flags.
+    backend = getattr(symmetric, "get_backend", None)
+    return backend is None or backend(device) in (None, "CUDA")
 
 
 def _host() -> int:
@@ -260,5 +278,6 @@ def _group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     return dist.distributed_c10d._get_default_group() if group is None else group
 
 
+_devices: weakref.WeakKeyDictionary[dist.ProcessGroup, torch.device] = weakref.WeakKeyDictionary()
 _served: weakref.WeakKeyDictionary[dist.ProcessGroup, bool] = weakref.WeakKeyDictionary()
 _kept: weakref.WeakKeyDictionary[dist.ProcessGroup, Peers] = weakref.WeakKeyDictionary()
