@@ -55,13 +55,12 @@ def memory(world, length: int) -> dict:
     def one():
         return peak_mib(world, lambda: made(plan.rows, lambda q, k, v: heddle.attention(q, k, v, causal="top_left")))
 
-    def ranks(scheme: str) -> float:
-        rows = plan.rows_of(world.rank)
+    def ranks(scheme: str, chunked: bool) -> float:
+        def call(q, k, v):
+            return hd.attention(q, k, v, plan=plan, scheme=scheme, deterministic=False, chunked=chunked)
+
         hd.release_memory()
-        peak = peak_mib(
-            world,
-            lambda: made(rows, lambda q, k, v: hd.attention(q, k, v, plan=plan, scheme=scheme, deterministic=False)),
-        )
+        peak = peak_mib(world, lambda: made(plan.rows_of(world.rank), call))
         return peak + hd.kept_memory() / 2**20
 
     q, k, v = (random(world, 0, 1, 16, heads, HEAD_SIZE) for heads in (32, 8, 8))
@@ -70,10 +69,11 @@ def memory(world, length: int) -> dict:
     clean()
     rates = {ONE: world.of_first(together(world, one, alone=True))}
     for scheme in dict.fromkeys((plan.scheme, "gather", "ring")):
-        clean()
-        peak = together(world, lambda scheme=scheme: ranks(scheme))
-        clean()
-        rates[scheme] = max(world.gathered(peak))
+        for chunked in (False, True):
+            clean()
+            peak = together(world, lambda scheme=scheme, chunked=chunked: ranks(scheme, chunked))
+            clean()
+            rates[f"{scheme} chunked" if chunked else scheme] = max(world.gathered(peak))
     return told | {"auto": plan.scheme, "unit": "MiB", "rates": rates}
 
 
@@ -277,7 +277,10 @@ def rows() -> dict[str, Row]:
             {"group": "decode", "batch": 64, "length": length, **heads},
         )
     out["training step S128k"] = Row(30, lambda world: training(world, 131072), {"group": "training", "length": 131072})
-    out["memory forward and backward S512k"] = Row(
-        45, lambda world: memory(world, 524288), {"group": "memory", "pass": BOTH, "length": 524288, **heads}
-    )
+    for length, seconds in ((131072, 15), (524288, 70)):
+        out[f"memory forward and backward S{short(length)}"] = Row(
+            seconds,
+            lambda world, length=length: memory(world, length),
+            {"group": "memory", "pass": BOTH, "length": length, **heads},
+        )
     return out

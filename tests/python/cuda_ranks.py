@@ -24,7 +24,7 @@ import torch.utils.checkpoint
 from distributed_ranks import DEVICE, SECONDS, Case
 from heddle.distributed import keys, peers
 from heddle.distributed.ranks import Ranks
-from ranks_kit import heads_in_parts
+from ranks_kit import chunked_at_once
 
 decode_module = sys.modules["heddle.distributed.decode"]  # its function has the module's name
 LOAD = int(os.environ.get("HEDDLE_RANKS_LOAD", "400" if DEVICE == "cuda" else "10"))  # calls
@@ -153,7 +153,8 @@ def check_under_load(rank, ranks):
             for by, group in groups.items():
 
                 def call(plan=plan, leaves=leaves, weight=weight, scheme=scheme, by=by, group=group, **options):
-                    with heads_in_parts(by is not None, at_once=by == "once"):
+                    with chunked_at_once(by == "once"):
+                        options["chunked"] = by is not None
                         out = hd.attention(*leaves, plan=plan, scheme=scheme, group=group, **options)
                         return out, *torch.autograd.grad(out, leaves, weight)
 

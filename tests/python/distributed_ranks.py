@@ -25,7 +25,7 @@ import heddle
 import heddle.distributed as hd
 import torch
 import torch.distributed as dist
-from ranks_kit import Counted, copies_over_gloo, heads_in_parts, rest_late
+from ranks_kit import Counted, chunked_at_once, copies_over_gloo, rest_late
 
 SECONDS = 60  # of an exchange; what is lost is found sooner
 DEVICE = os.environ.get("HEDDLE_RANKS_DEVICE", "cpu")  # "cuda": rank r has GPU r (cuda_ranks.py)
@@ -172,18 +172,18 @@ def check_case(case, rank, ranks):
             if case.packed:
                 given = [x[0] for x in mine]
             with (
-                heads_in_parts(one_by_one, len(scheme) % 2 == len(case.name) % 2),
+                chunked_at_once(one_by_one and len(scheme) % 2 == len(case.name) % 2),
                 rest_late(late),
                 copies_over_gloo(by_copies),
                 Counted() as forward,
             ):
                 out, lse = hd.attention(
-                    *given, plan=plan, scheme=scheme, sink=of_sink, alibi_slopes=slopes, return_lse=True, timeout=timeout, **case.options
+                    *given, plan=plan, scheme=scheme, sink=of_sink, alibi_slopes=slopes, return_lse=True, chunked=one_by_one, timeout=timeout, **case.options
                 )  # fmt: skip
             if case.packed:
                 out, lse = out[None], lse[None]
             with (
-                heads_in_parts(one_by_one, len(scheme) % 2 == len(case.name) % 2),
+                chunked_at_once(one_by_one and len(scheme) % 2 == len(case.name) % 2),
                 rest_late(late),
                 Counted() as backward,
             ):

@@ -5,7 +5,7 @@ import sys
 
 import torch
 import torch.distributed as dist
-from heddle.distributed import copies, keys
+from heddle.distributed import copies
 from heddle.distributed.peers import Peers
 from heddle.distributed.ranks import Ranks
 
@@ -123,19 +123,15 @@ class Counted:
 
 
 @contextlib.contextmanager
-def heads_in_parts(one_by_one, at_once=False):
-    """Whether calls as small as these take key heads one after the other, as large ones do; at_once: by copies, with room for all."""
-    before = keys.LEAST_WORK, copies.LEAST_WORK, copies._PART_WORK, copies._LINK
-    if one_by_one:
-        keys.LEAST_WORK = 1e-9
-        if at_once:
-            copies._PART_WORK, copies._LINK = 1e-9, 1.0
-        else:
-            copies.LEAST_WORK = 1e-9
+def chunked_at_once(wanted):
+    """Chunked calls by copies have room for keys of all heads, as those have whose parts hide what is exchanged."""
+    before = copies.parts_for_memory, copies._PART_WORK, copies._LINK
+    if wanted:
+        copies.parts_for_memory, copies._PART_WORK, copies._LINK = lambda *_: 1.0, 1e-9, 1.0
     try:
         yield
     finally:
-        keys.LEAST_WORK, copies.LEAST_WORK, copies._PART_WORK, copies._LINK = before
+        copies.parts_for_memory, copies._PART_WORK, copies._LINK = before
 
 
 class Late:

@@ -14,6 +14,8 @@ if not torch.distributed.is_available():
 import distributed_ranks  # noqa: E402
 import heddle  # noqa: E402
 import heddle.distributed as hd  # noqa: E402
+from heddle.distributed.keys import FORWARD, count_of_parts, parts_for_memory, parts_of_heads  # noqa: E402
+from heddle.distributed.pieces import Layout  # noqa: E402
 from heddle.distributed.ranks import Ranks  # noqa: E402
 
 _CASES = [(world, name) for world, (_, checks) in distributed_ranks.worlds().items() for name in checks]
@@ -170,7 +172,7 @@ _q = torch.zeros(1, 4, 4, 8)
         (
             lambda: hd.attention(_q, _q, _q, plan=_one, dropout_p=0.1),
             ValueError,
-            "[distributed.attention] dropout_p is given: served are scale, softcap, alibi_slopes, sink, return_lse and deterministic",
+            "[distributed.attention] dropout_p is given: served are scale, softcap, alibi_slopes, sink, return_lse, deterministic and chunked",
         ),
         (lambda: hd.attention(_q, _q, _q, plan=_one, speed=1), TypeError, "unexpected keyword argument 'speed'"),
         (
@@ -196,3 +198,15 @@ def test_refusals(call, error, text):
     with pytest.raises(error) as caught:
         call()
     assert text in str(caught.value)
+
+
+def test_heads_go_in_parts_where_there_is_work_for_them():
+    """Of 8 key heads: some 100 ms of products in each part, or as many parts as save memory."""
+    q, k = torch.empty(1, 0, 32, 128), torch.empty(1, 0, 8, 128)
+    for pairs, chunked, count in ((1e8, False, 1), (1e8, True, 8), (1e10, False, 2), (3e10, False, 4), (1e12, False, 8)):
+        layout = Layout([0], [], True, 0, [], pairs=pairs)
+        most = parts_for_memory(layout, q, k, k, FORWARD, chunked)
+        parts = parts_of_heads(q, k, count_of_parts(k, most))
+        assert len(parts) == count, (pairs, chunked, most)
+        assert [part.kv_heads.start for part in parts] == [n * 8 // count for n in range(count)]
+        assert all(part.width(of_keys=False) == 4 * part.width(of_keys=True) for part in parts)

@@ -19,6 +19,7 @@ from .peers import peers_of, reach_each_other
 from .pieces import RowGradients, layout_of
 from .plan import Plan, SchemeName
 from .ranks import Ranks, name_of, on_device_of
+from .ring import KeysInARing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,6 +53,7 @@ def attention(
     sink: torch.Tensor | None = None,
     return_lse: bool = False,
     deterministic: bool = True,
+    chunked: bool = False,
     timeout: float | None = None,
     **others: Any,
 ) -> Any:
@@ -76,6 +78,9 @@ def attention(
       return_lse: also return the log-sum-exp of each row's scores, which has a gradient too.
       deterministic: on a GPU, sum each row's gradient in one order. False is faster; last bits of q's gradient then change from call to
         call, as those of ``heddle.attention`` do. Elsewhere sums have an order anyway.
+      chunked: of "gather", "ring" and "needed", and between the groups of "2d": up to 8 parts of the key heads go one after the other,
+        and only a part's keys of other ranks, and their gradients, are in memory. False: only where that costs next to nothing, of very
+        long sequences.
       timeout: seconds that an exchange may take; None: the group's own. On a GPU the host waits for each exchange if it is given, and
         for what was put on the stream before it, which counts; and never if not: a rank that waits longer than the group's own is then
         ended by NCCL's watchdog, or by an error of its GPU (docs/distributed.md). Ranks give one or give none. A plan whose calls lie
@@ -97,6 +102,7 @@ def attention(
     _refuse_others(others)
     return_lse = flag(_NAME, "return_lse", return_lse)
     deterministic = flag(_NAME, "deterministic", deterministic)
+    chunked = flag(_NAME, "chunked", chunked)
     if not isinstance(plan, Plan):
         raise TypeError(f"[{_NAME}] plan is a {type(plan).__name__}: it must be of heddle.distributed.plan")
     if scheme not in _SCHEMES:
@@ -112,13 +118,13 @@ def attention(
     wanted = grads and any(x is not None and x.requires_grad for x in (q, k, v, sink))
     wants_sink = grads and sink is not None and sink.requires_grad
     scale = None if scale is None else float(scale)
+    how = (scheme, scale, float(softcap), deterministic, chunked, timeout, wanted, wants_sink)
     if torch.compiler.is_compiling():
-        asked = (plan.handle, name_of(group), scheme, scale, float(softcap), deterministic, timeout, wanted, wants_sink)
-        out, lse = torch.ops.heddle.distributed_attention(q, k, v, sink, alibi_slopes, *asked)
+        of_call = (plan.handle, name_of(group), *how)
+        out, lse = torch.ops.heddle.distributed_attention(q, k, v, sink, alibi_slopes, *of_call)
     else:
-        how = (scheme, scale, softcap, deterministic, timeout, wanted, wants_sink, packed)
         with on_device_of(q):
-            call = begun(q, k, v, sink, alibi_slopes, plan, group, *how)
+            call = begun(q, k, v, sink, alibi_slopes, plan, group, *how, packed)
             out, lse = _Attention.apply(q, k, v, sink, call)
     if packed:
         out, lse = out.squeeze(0), lse.squeeze(0)
@@ -137,6 +143,7 @@ def begun(
     scale: float | None,
     softcap: float,
     deterministic: bool,
+    chunked: bool,
     timeout: float | None,
     wanted: bool,
     wants_sink: bool,
@@ -164,7 +171,7 @@ def begun(
 
     def room_by_copies() -> int:
         layout = layout_of(plan, ranks.rank, chosen, q.device)
-        return room_of(layout, ranks.size, q, k, v, wanted) if copied(layout, q.shape[0]) else 0
+        return room_of(layout, ranks.size, q, k, v, chunked, wanted) if copied(layout, q.shape[0]) else 0
 
     reached = chosen in ("gather", "needed") and timeout is None and reach_each_other(ranks, q.device)
     room = ranks.agree(
@@ -188,6 +195,7 @@ def begun(
             "sink": int(sink is not None),
             "whether gradients are wanted": int(wanted),
             "whether a gradient of the sink is": int(wants_sink),
+            "chunked": int(chunked),
             "whether a timeout is given": int(timeout is not None),
         },
         _SHOWN,
@@ -197,11 +205,12 @@ def begun(
     scores = {"scale": _scale(q, scale), "softcap": softcap, "alibi_slopes": alibi_slopes}
     options = scores | {"deterministic": deterministic}
     if chosen in ("ulysses", "2d"):
-        return HeadsForRows(ranks, plan, ulysses, across, options, q.device)
+        return HeadsForRows(ranks, plan, ulysses, across, options, chunked, q.device)
     layout = layout_of(plan, ranks.rank, chosen, q.device)
     if room:
-        return KeysByCopies(ranks, layout, chosen, options, peers_of(ranks, q.device, room))
-    return KeysToRows(ranks, layout, chosen, options)
+        return KeysByCopies(ranks, layout, chosen, options, chunked, peers_of(ranks, q.device, room))
+    kind = KeysInARing if chosen == "ring" else KeysToRows
+    return kind(ranks, layout, chosen, options, chunked)
 
 
 def _scheme(plan: Plan, scheme: str) -> tuple[str, int, str]:
@@ -227,7 +236,7 @@ def _refuse_others(others: dict[str, Any]) -> None:
             raise TypeError(f"attention() got an unexpected keyword argument {name!r}")
         if value is not None:
             raise ValueError(
-                f"[{_NAME}] {name} is given: served are scale, softcap, alibi_slopes, sink, return_lse and deterministic"
+                f"[{_NAME}] {name} is given: served are scale, softcap, alibi_slopes, sink, return_lse, deterministic and chunked"
             )
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .keys import BACKWARD, FORWARD, LEAST_WORK, MOST_PARTS, Arrival, KeysToRows, sum_runs
+from .keys import BACKWARD, FORWARD, Arrival, KeysToRows, count_of_parts, parts_for_memory, parts_of_heads, sum_runs
 from .peers import FIRST, FLAGS, GRADIENTS, REST, SLOTS, Move, Peers
 from .pieces import HeadShare, Layout, RowGradients
 from .ranks import Ranks
@@ -62,8 +62,10 @@ class KeysByCopies(KeysToRows):
     """One call over ranks whose ``copied`` all say so. Parts of the heads are computed one after the other; keys of the next ones come,
     and gradients of the ones before go, meanwhile."""
 
-    def __init__(self, ranks: Ranks, layout: Layout, scheme: str, options: dict[str, Any], peers: Peers) -> None:
-        super().__init__(ranks, layout, scheme, options)
+    def __init__(
+        self, ranks: Ranks, layout: Layout, scheme: str, options: dict[str, Any], chunked: bool, peers: Peers
+    ) -> None:
+        super().__init__(ranks, layout, scheme, options, chunked)
         self.peers = peers
 
     def has_multiprocessors(self, q: torch.Tensor, v: torch.Tensor) -> bool:
@@ -136,8 +138,9 @@ class _Coming:
     def __init__(self, call: KeysByCopies, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, of_pass: int) -> None:
         self._peers, self._layout, self._own = call.peers, call.layout, call.ranks.rank
         self._kv = (k, v)
-        self.parts = _parts_of(call.layout, q, k, v, of_pass)
-        self.room = _room(call.layout, call.ranks.size, q, k, v, of_pass)
+        count, at_once = _counts(call.layout, q, k, v, of_pass, call.chunked)
+        self.parts = parts_of_heads(q, k, count)
+        self.room = _room(call.layout, call.ranks.size, k, v, count, at_once)
         self._held: list[torch.Tensor] = []  # until what is sent has been read
         call.peers.begin()
         self._send(range(len(self.parts) if self.room.at_once else min(SLOTS, len(self.parts))))
@@ -287,7 +290,9 @@ class _Arrived(Arrival):
         self._awaited[kind] = []
 
 
-def _counts(layout: Layout, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, of_pass: int) -> tuple[int, bool]:
+def _counts(
+    layout: Layout, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, of_pass: int, chunked: bool
+) -> tuple[int, bool]:
     """Of how many parts of as many key heads, and whether keys of all are there at once; all ranks find the same."""
     kv_heads, sizes = k.shape[2], k.shape[3] + v.shape[3]
     work = of_pass * layout.pairs * q.shape[0] * q.shape[2] * sizes
@@ -295,24 +300,11 @@ def _counts(layout: Layout, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o
     exposed = row * q.shape[0] * kv_heads * sizes / _LINK
     tail = _TAIL * _TILE * layout.most_keys * of_pass * sizes / _MULTIPROCESSOR
     hiding = min(round(math.sqrt(exposed / tail)), work / (of_pass * _PART_WORK), _HIDING_PARTS) if tail > 0 else 1
-    saving = min(work / LEAST_WORK, MOST_PARTS)
-    most = max(hiding, saving)
-    count = max((n for n in range(1, kv_heads + 1) if kv_heads % n == 0 and n <= most), default=1)
-    return count, saving < 2
+    saving = parts_for_memory(layout, q, k, v, of_pass, chunked)
+    return count_of_parts(k, max(hiding, saving)), saving < 2
 
 
-def _parts_of(layout: Layout, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, of_pass: int) -> list[HeadShare]:
-    kv_heads, group = k.shape[2], q.shape[2] // k.shape[2]
-    size = kv_heads // _counts(layout, q, k, v, of_pass)[0]
-    return [
-        HeadShare(slice(begin * group, (begin + size) * group), slice(begin, begin + size))
-        for begin in range(0, kv_heads, size)
-    ]
-
-
-def _room(layout: Layout, ranks: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, of_pass: int) -> Room:
-    count, at_once = _counts(layout, q, k, v, of_pass)
-
+def _room(layout: Layout, ranks: int, k: torch.Tensor, v: torch.Tensor, count: int, at_once: bool) -> Room:
     def of(x: torch.Tensor, rows: int, dtype: torch.dtype, heads: int) -> int:
         return -(-x.shape[0] * rows * heads * x.shape[3] * dtype.itemsize // _ALIGNED) * _ALIGNED
 
@@ -322,8 +314,12 @@ def _room(layout: Layout, ranks: int, q: torch.Tensor, k: torch.Tensor, v: torch
     return Room(of_k, of_v, of_dk, of_dv, ranks, min(SLOTS, count), at_once)
 
 
-def room_of(layout: Layout, ranks: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, wanted: bool) -> int:
+def room_of(
+    layout: Layout, ranks: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, chunked: bool, wanted: bool
+) -> int:
     """Bytes that a call takes of a rank's memory, with or without its backward."""
-    forward = _room(layout, ranks, q, k, v, FORWARD).size(with_gradients=False)
-    backward = _room(layout, ranks, q, k, v, BACKWARD).size(with_gradients=True)
-    return max(forward, backward if wanted else 0, _ALIGNED)
+    most = _ALIGNED
+    for of_pass in (FORWARD, BACKWARD) if wanted else (FORWARD,):
+        room = _room(layout, ranks, k, v, *_counts(layout, q, k, v, of_pass, chunked))
+        most = max(most, room.size(with_gradients=of_pass == BACKWARD))
+    return most

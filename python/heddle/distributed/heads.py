@@ -13,6 +13,7 @@ from .keys import KeysToRows
 from .pieces import HeadShare, RowGradients, layout_of
 from .plan import Plan
 from .ranks import Ranks
+from .ring import KeysInARing
 
 
 class _Groups(NamedTuple):
@@ -45,10 +46,17 @@ class HeadsForRows:
     """
 
     def __init__(
-        self, ranks: Ranks, plan: Plan, size: int, across: str, options: dict[str, Any], device: torch.device
+        self,
+        ranks: Ranks,
+        plan: Plan,
+        size: int,
+        across: str,
+        options: dict[str, Any],
+        chunked: bool,
+        device: torch.device,
     ) -> None:
         groups = _groups_of(plan, ranks.rank, size, device)
-        self.ranks, self.size, self.options = ranks, size, options
+        self.ranks, self.size, self.options, self._chunked = ranks, size, options, chunked
         self.lengths, self.places = groups.lengths, groups.places
         self.place = ranks.rank % size
         first = ranks.rank - self.place
@@ -120,11 +128,12 @@ class HeadsForRows:
     ) -> Iterator[tuple[HeadShare, torch.Tensor | None, KeysToRows]]:
         """For each even part of this rank's heads: how they lie in its tensors, their sinks, and their call over the groups."""
         own = shares[self.place]
+        kind = KeysInARing if self._scheme == "ring" else KeysToRows
         for part in own.even_parts(self._group):
             slopes = self.options["alibi_slopes"]
             options = self.options | {"alibi_slopes": None if slopes is None else slopes[part.heads]}
             sinks = None if sink is None else sink[part.heads]
-            yield part.inside(own), sinks, KeysToRows(self._across, self._layout, self._scheme, options)
+            yield part.inside(own), sinks, kind(self._across, self._layout, self._scheme, options, self._chunked)
 
     def _to_heads(
         self, tensors: Sequence[tuple[torch.Tensor, bool]], shares: list[HeadShare], what: str

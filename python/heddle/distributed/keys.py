@@ -3,37 +3,15 @@
 from __future__ import annotations
 
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .pieces import HeadShare, Layout, Piece, RowGradients, Share, Sum, attend
+from .pieces import HeadShare, Layout, RowGradients, Share, Sum, attend
 from .ranks import Ranks, Transfer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-
-class Block(NamedTuple):
-    """How keys and values of some rows lie in one message: k [B, rows, Hkv, D], then v [B, rows, Hkv, Dv]."""
-
-    batch: int
-    heads: int
-    head_size: int
-    head_size_v: int
-
-    def length(self, rows: int) -> int:
-        return self.batch * rows * self.heads * (self.head_size + self.head_size_v)
-
-    def joined(self, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return torch.cat((k.flatten(), v.flatten()))
-
-    def parts(self, flat: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-        behind = self.batch * rows * self.heads * self.head_size
-        return (
-            flat[:behind].view(self.batch, rows, self.heads, self.head_size),
-            flat[behind:].view(self.batch, rows, self.heads, self.head_size_v),
-        )
 
 
 def _direct(x: torch.Tensor, runs: list[slice] | None) -> list[slice] | None:
@@ -101,6 +79,27 @@ FORWARD, BACKWARD = 2, 5
 LEAST_WORK, MOST_PARTS = 7e13, 8
 
 
+def parts_for_memory(
+    layout: Layout, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, of_pass: int, chunked: bool
+) -> float:
+    """In how many parts of the heads a call is to go at most, so that it takes less memory."""
+    work = of_pass * layout.pairs * q.shape[0] * q.shape[2] * (k.shape[3] + v.shape[3])
+    return MOST_PARTS if chunked else min(work / LEAST_WORK, MOST_PARTS)
+
+
+def count_of_parts(k: torch.Tensor, most: float) -> int:
+    """The most that divide key heads evenly."""
+    return max((n for n in range(1, k.shape[2] + 1) if k.shape[2] % n == 0 and n <= most), default=1)
+
+
+def parts_of_heads(q: torch.Tensor, k: torch.Tensor, count: int) -> list[HeadShare]:
+    size, group = k.shape[2] // count, q.shape[2] // k.shape[2]
+    return [
+        HeadShare(slice(begin * group, (begin + size) * group), slice(begin, begin + size))
+        for begin in range(0, k.shape[2], size)
+    ]
+
+
 class Arrival:
     """Keys and values on their way: transfers of what the first piece has, and of the rest. put: what comes in one message, and goes to
     its places then."""
@@ -143,17 +142,13 @@ def sum_runs(total: torch.Tensor, shares: list[Share], of_ranks: list[list[torch
 
 
 class KeysToRows:
-    """One call, forward and backward, over its ranks, by ``gather``, ``ring`` or ``needed``."""
+    """One call, forward and backward, over its ranks, by ``gather`` or ``needed``. chunked: in as many parts of the heads as memory is
+    saved by, whatever that takes."""
 
-    def __init__(self, ranks: Ranks, layout: Layout, scheme: str, options: dict[str, Any]) -> None:
-        self.ranks, self.layout, self.scheme, self.options = ranks, layout, scheme, options
-
-    def before(self, steps: int) -> int:
-        return (self.ranks.rank - steps) % self.ranks.size
-
-    @staticmethod
-    def block(k: torch.Tensor, v: torch.Tensor) -> Block:
-        return Block(k.shape[0], k.shape[2], k.shape[3], v.shape[3])
+    def __init__(
+        self, ranks: Ranks, layout: Layout, scheme: str, options: dict[str, Any], chunked: bool = False
+    ) -> None:
+        self.ranks, self.layout, self.scheme, self.options, self.chunked = ranks, layout, scheme, options, chunked
 
     def at_once(self, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """All keys and values, in the whole's order, or those that this rank's rows need, in the same."""
@@ -197,34 +192,9 @@ class KeysToRows:
             _keep(whole, x, shares[own])
         return Arrival(all_k, all_v, transfers, put)
 
-    def passed_round(
-        self, k: torch.Tensor, v: torch.Tensor
-    ) -> Iterator[tuple[int, list[Piece], torch.Tensor, torch.Tensor]]:
-        """Of each step its number, its pieces, and the keys and values that they are about, while the next ones are on their way: in two
-        buffers by turns, which hold a step's until the next one."""
-        block, lengths = self.block(k, v), self.layout.lengths
-        here = block.joined(k, v)
-        hops = len(self.layout.steps) - 1
-        buffers = [here.new_empty(block.length(max(lengths))) for _ in range(min(hops, 2))]
-        for step, pieces in enumerate(self.layout.steps):
-            transfer, there = None, here
-            if step < hops:
-                there = buffers[step % 2][: block.length(lengths[self.before(step + 1)])]
-                move = (here, self.before(-1), there, self.before(1))
-                transfer = self.ranks.start([move], f"keys passed on, step {step + 1} of {hops}")
-            yield step, pieces, *block.parts(here, lengths[self.before(step)])
-            if transfer is not None:
-                transfer.wait()
-            here = there
-
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sink: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if self.scheme == "ring":
-            total = Sum(q, v.shape[3])
-            for _, pieces, k_part, v_part in self.passed_round(k, v):
-                total.add(pieces, q, k_part, v_part, self.options)
-            return total.finished(q.dtype, sink)
         batch, rows, heads, _ = q.shape
         o = q.new_empty(batch, rows, heads, v.shape[3])
         lse = torch.empty(batch, heads, rows, device=q.device)
@@ -265,11 +235,6 @@ class KeysToRows:
         dv: torch.Tensor,
     ) -> None:
         """Writes dk and dv of this rank's keys, which are summed in float32, in their dtype. rows.dq: room_for_dq()."""
-        if self.scheme == "ring":
-            block = self.block(k, v)
-            for x, found in zip((dk, dv), block.parts(self._ring_backward(rows, k, v, block), k.shape[1])):
-                x.copy_(found)
-            return
         room: tuple[torch.Tensor, torch.Tensor] | None = None
         rooms: list[list[list[torch.Tensor]]] = []
         for part, arrival in self._parts(rows.q, k, v, BACKWARD):
@@ -296,20 +261,15 @@ class KeysToRows:
     ) -> Iterator[tuple[HeadShare, Arrival]]:
         """Key heads with their query heads, all or some at a time, and their keys, in the same memory: what an exchange has had the
         allocator gives out again only when the GPU is through with it, which the host is far ahead of."""
-        kv_heads, group = k.shape[2], q.shape[2] // k.shape[2]
-        size = kv_heads // self._count_of_parts(q, k, v, of_pass)
         arrival: Arrival | None = None
-        for begin in range(0, kv_heads, size):
-            part = HeadShare(slice(begin * group, (begin + size) * group), slice(begin, begin + size))
+        for part in self.head_parts(q, k, v, of_pass):
             arrival = self._arriving(k[:, :, part.kv_heads], v[:, :, part.kv_heads], arrival)
             yield part, arrival
             arrival.await_all()  # a rank may have no piece, and send
 
-    def _count_of_parts(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, of_pass: int) -> int:
+    def head_parts(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, of_pass: int) -> list[HeadShare]:
         """Of equal numbers of key heads; all ranks find the same."""
-        work = of_pass * self.layout.pairs * q.shape[0] * q.shape[2] * (k.shape[3] + v.shape[3])
-        most = min(work / LEAST_WORK, MOST_PARTS)
-        return max((n for n in range(1, k.shape[2] + 1) if k.shape[2] % n == 0 and n <= most), default=1)
+        return parts_of_heads(q, k, count_of_parts(k, parts_for_memory(self.layout, q, k, v, of_pass, self.chunked)))
 
     def home(self, dk: torch.Tensor, dv: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Of what each rank adds to the gradients of keys and values that at_once() gave it, float32, the sums for this rank's rows: of
@@ -349,37 +309,3 @@ class KeysToRows:
                 _place(sums, share.out_of, share.given, part, add=True)
             total.copy_(sums)
         return rooms
-
-    def _ring_backward(self, rows: RowGradients, k: torch.Tensor, v: torch.Tensor, block: Block) -> torch.Tensor:
-        """A rank keeps what it adds to its own keys' gradients. What others add goes on from the next rank to the last, and home."""
-        hops, lengths = len(self.layout.steps) - 1, self.layout.lengths
-
-        def sums(length: int) -> torch.Tensor:
-            return torch.empty(length, device=k.device)
-
-        own = sums(block.length(k.shape[1])).zero_()
-        longest = block.length(max(lengths))
-        # A step's share is on its way while the next is computed; what comes is added before more does.
-        shares = [sums(longest) for _ in range(min(hops, 2))]
-        came = sums(longest if hops > 0 else 0)
-        transfer: Transfer | None = None
-        for step, pieces, k_part, v_part in self.passed_round(k, v):
-            if step == 0:
-                rows.add(pieces, k_part, v_part, *block.parts(own, k_part.shape[1]), True, self.options)
-                continue
-            length = block.length(k_part.shape[1])
-            share = shares[step % 2 if hops > 1 else 0][:length].zero_()
-            rows.add(pieces, k_part, v_part, *block.parts(share, k_part.shape[1]), True, self.options)
-            if transfer is not None:
-                transfer.wait()
-                share += came[:length]  # the sum of the ranks before this one
-            last = step == hops
-            to, source = (self.before(hops), self.before(-hops)) if last else (self.before(-1), self.before(1))
-            into = came[: block.length(lengths[self.before(0 if last else step + 1)])]
-            transfer = self.ranks.start(
-                [(share, to, into, source)], f"gradients of keys passed on, step {step} of {hops}"
-            )
-        if transfer is None:
-            return own
-        transfer.wait()
-        return own + into

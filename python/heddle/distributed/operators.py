@@ -16,7 +16,7 @@ from .ranks import group_of, on_device_of
 _LIBRARY = torch.library.Library("heddle", "FRAGMENT")
 
 _OPERANDS = "Tensor q, Tensor k, Tensor v, Tensor? sink, Tensor? alibi_slopes"
-_ASKED = "str plan, str group, str scheme, float? scale, float softcap, bool deterministic, float? timeout, bool wanted, bool wants_sink"
+_ASKED = "str plan, str group, str scheme, float? scale, float softcap, bool deterministic, bool chunked, float? timeout, bool wanted, bool wants_sink"
 _LIBRARY.define(f"distributed_attention({_OPERANDS}, {_ASKED}) -> (Tensor, Tensor)")
 # dsink has no elements where it is not wanted.
 _LIBRARY.define(
@@ -73,12 +73,13 @@ def _backward_kernel(
     scale: float | None,
     softcap: float,
     deterministic: bool,
+    chunked: bool,
     timeout: float | None,
     wanted: bool,
     wants_sink: bool,
 ) -> tuple[torch.Tensor, ...]:
     with torch.no_grad(), on_device_of(q):
-        how = (scheme, scale, softcap, deterministic, timeout, wanted, wants_sink)
+        how = (scheme, scale, softcap, deterministic, chunked, timeout, wanted, wants_sink)
         call = begun(q, k, v, sink, alibi_slopes, plan_of(plan), group_of(group), *how)
         dq, dk, dv, dsink = gradients(call, q, k, v, sink, o, lse, d_o, d_lse, wants_sink)
         return dq, dk, dv, q.new_empty(0, dtype=torch.float32) if dsink is None else dsink

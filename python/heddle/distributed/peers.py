@@ -59,7 +59,9 @@ def _require_device_of(ranks: Ranks, device: torch.device) -> None:
     assert ranks.group is not None
     first = _devices.setdefault(ranks.group, device)
     if first != device:
-        raise ValueError(f"[{ranks.operation}] tensors are on {device}, and those of this group's first call were on {first}")
+        raise ValueError(
+            f"[{ranks.operation}] tensors are on {device}, and those of this group's first call were on {first}"
+        )
 
 
 def _known() -> bool:

@@ -72,7 +72,7 @@ def _await_stream(work: Any, end: float) -> None:
         if time.monotonic() > end:
             raise RuntimeError("it has not ended")
         time.sleep(20e-6)
-    work.wait()
+    work.wait(timedelta(seconds=max(end - time.monotonic(), 1e-3)))  # has ended; an error of NCCL's is told
 
 
 class Ranks:

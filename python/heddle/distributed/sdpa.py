@@ -28,6 +28,7 @@ def sdpa(
     group: dist.ProcessGroup | None = None,
     scheme: SchemeName = "auto",
     deterministic: bool = True,
+    chunked: bool = False,
     timeout: float | None = None,
 ) -> SDPA:
     """Has an unchanged model's ``torch.nn.functional.scaled_dot_product_attention`` calls computed over all ranks of a group.
@@ -47,7 +48,7 @@ def sdpa(
     torch's own.
 
     Args:
-      plan, group, scheme, deterministic, timeout: as of ``heddle.distributed.attention``.
+      plan, group, scheme, deterministic, chunked, timeout: as of ``heddle.distributed.attention``.
 
     Returns:
       an SDPA, for one ``with`` after the other. Inside of another one, it is the inner one that serves.
@@ -61,7 +62,8 @@ def sdpa(
     """
     if not isinstance(plan, Plan):
         raise TypeError(f"[{_NAME}] plan is a {type(plan).__name__}: it must be of heddle.distributed.plan")
-    return SDPA(plan, {"group": group, "scheme": scheme, "deterministic": deterministic, "timeout": timeout})
+    options = {"group": group, "scheme": scheme, "deterministic": deterministic, "chunked": chunked, "timeout": timeout}
+    return SDPA(plan, options)
 
 
 class SDPA:
