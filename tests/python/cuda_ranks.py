@@ -7,17 +7,24 @@ usage: cuda_ranks.py RESULTS.json
 
 import dataclasses
 import os
+import signal
 import sys
+import tempfile
+import time
+from datetime import timedelta
 from unittest import mock
 
 if __name__ == "__main__":  # before the modules below read it; processes that are started from here inherit it
     os.environ.setdefault("HEDDLE_RANKS_DEVICE", "cuda")
 
+import compiled_ranks
 import decode_ranks
 import distributed_ranks
 import heddle
 import heddle.distributed as hd
 import heddle.nn
+import mesh_ranks
+import tensor_ranks
 import torch
 import torch.distributed as dist
 import torch.utils.checkpoint
@@ -27,6 +34,8 @@ from heddle.distributed.ranks import Ranks
 from ranks_kit import chunked_at_once
 
 decode_module = sys.modules["heddle.distributed.decode"]  # its function has the module's name
+BACKEND = "cpu:gloo,cuda:nccl" if DEVICE == "cuda" else "gloo"
+WAIT = timedelta(seconds=SECONDS)
 LOAD = int(os.environ.get("HEDDLE_RANKS_LOAD", "400" if DEVICE == "cuda" else "10"))  # calls
 
 
@@ -309,6 +318,83 @@ def check_peers(rank, ranks):
     assert torch.equal(hd.attention(q, k, v, plan=plan, scheme="gather"), expected)
 
 
+def check_made_anew(rank, ranks):
+    """The group is taken down and made again, of the same name, with the ranks the other way round."""
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 0:
+        store.set("place", tempfile.mkdtemp())
+    place, files = store.get("place").decode(), 0
+    plan = hd.plan(640, ranks, heads=8, kv_heads=2, head_size=64, causal="top_left")
+    whole = operands(1, 640)
+    right = heddle.attention(*whole, causal="top_left")
+    for own in (rank, ranks - 1 - rank):
+        q, k, v = (hd.shard(x, plan, own) for x in whole)
+        for _ in range(3):
+            out = hd.attention(q, k, v, plan=plan, scheme="gather")
+            step = hd.decode(q[:, :1], k, v)
+        mine = hd.shard(right, plan, own)
+        assert (out - mine).norm() <= 5e-3 * mine.norm()
+        assert torch.equal(out, hd.attention(q, k, v, plan=plan, scheme="gather", timeout=SECONDS))
+        assert torch.equal(step, hd.decode(q[:, :1], k, v, timeout=SECONDS))
+        dist.destroy_process_group()
+        files, following = files + 1, ranks - 1 - own
+        where = f"file://{place}/{files}"
+        dist.init_process_group(BACKEND, init_method=where, rank=following, world_size=ranks, timeout=WAIT)
+
+
+def check_alibi(rank, ranks):
+    """Its forward, which is all that pieces on GPUs have of it."""
+    for case in (case for case in distributed_ranks.cases() if case.alibi):
+        torch.manual_seed(3)
+        (heads, kv_heads), (size, size_v) = case.heads, case.sizes
+        shape = (case.batch, case.rows)
+        whole = [torch.randn(*shape, h, d).to(DEVICE) for h, d in ((heads, size), (kv_heads, size), (kv_heads, size_v))]
+        slopes, sink = torch.rand(heads).to(DEVICE), torch.randn(heads).to(DEVICE) if case.sink else None
+        mask, in_double = distributed_ranks.attends(case).to(DEVICE), (None if sink is None else sink.double())
+        right, _ = distributed_ranks.plain(case, mask, *(x.double() for x in whole), in_double, slopes)
+        one = heddle.attention(*whole, mask=mask[None, None], sink=sink, alibi_slopes=slopes)
+        of_one, largest = (one - right).abs().max(), right.abs().max()
+        plan = hd.plan(
+            case.rows, ranks, heads=heads, kv_heads=kv_heads, head_size=size, head_size_v=size_v, **case.plan
+        )
+        mine = [hd.shard(x, plan, rank) for x in whole]
+        for scheme in ("gather", "ring", "needed", "ulysses"):
+            for timeout in (None, SECONDS):
+                given = dict(sink=sink, alibi_slopes=slopes, timeout=timeout)
+                out = hd.attention(*mine, plan=plan, scheme=scheme, **given)
+                error = (out - hd.shard(right, plan, rank)).abs().max()
+                assert not error > 4 * of_one + 1e-6 * largest, (case.name, scheme, error, of_one)
+
+
+def check_killed(rank, ranks):
+    """A rank is gone before a call without a timeout: the others' GPUs end it, by the group's own, and say so when they are waited for."""
+    group = dist.new_group(list(range(ranks)), timeout=timedelta(seconds=5))
+    plan = hd.plan(640, ranks, heads=8, kv_heads=2, head_size=64, causal="top_left")
+    q, k, v = (hd.shard(x, plan, rank) for x in operands(1, 640))
+    hd.attention(q, k, v, plan=plan, scheme="gather", group=group)
+    torch.cuda.synchronize()
+    assert hd.kept_memory(group) > 0
+    dist.barrier()
+    torch.cuda.synchronize()
+    if rank == ranks - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    begin = time.monotonic()
+    try:
+        hd.attention(q, k, v, plan=plan, scheme="gather", group=group)
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        assert "CUDA error" in str(error), error
+    else:
+        raise AssertionError("nothing was said")
+    assert 3 < time.monotonic() - begin < 30
+
+
+def on_this_gpu(function, *arguments):
+    """What the CPU's programs make without saying where is made there."""
+    with torch.device("cuda", torch.cuda.current_device()):
+        function(*arguments)
+
+
 def check_what_is_not_captured(rank, ranks):
     """A call that ranks have not compared, and one with a timeout; and a group that does not carry GPUs' tensors is told of."""
     plan = hd.plan(64, ranks, heads=8, kv_heads=2, head_size=64)
@@ -381,7 +467,7 @@ def worlds():
         decode_ranks.check_case,
         (dataclasses.replace(decode_ranks.cases()[0], **wide),),
     )
-    functions = [check_without_waiting, check_decode_kernels, check_refused_gradients, check_split_weights]
+    functions = [check_alibi, check_without_waiting, check_decode_kernels, check_refused_gradients, check_split_weights]
     functions += [check_checkpointing, check_under_load, check_odd_operands, check_an_error_in_between]
     if torch.cuda.device_count() > 1:
         functions += [check_in_a_graph, check_gradients_in_a_graph, check_decode_in_a_graph, check_what_is_not_captured]
@@ -391,7 +477,25 @@ def worlds():
     out = {"gpus": (ranks, of_cases | of_decode | others)}
     if torch.cuda.device_count() != 1:  # copies over gloo have no timeout of their own
         out["slow"] = (ranks, {"lost": (distributed_ranks.check_lost, ("gather", True))})
+        out["dead"] = (ranks, {"lost": (distributed_ranks.check_lost, ("gather", False))})
+    if torch.cuda.device_count() > 1:
+        out["dead_by_copies"] = (ranks, {"killed": (check_killed, ())})
+        out["anew"] = (ranks, {"made anew": (check_made_anew, ())})
+        out["programs"] = (2, programs())
     return out
+
+
+def programs():
+    """Those of the CPU, of two ranks."""
+    of_blocks = {case.name: (tensor_ranks.check_block, (case,)) for case in tensor_ranks.cases()}
+    of_compiled = {
+        f"compiled {check.__name__}": (check, ("aot_eager",))
+        for check in (compiled_ranks.check_attention, compiled_ranks.check_sdpa)
+    }
+    of_meshes = {f"fsdp {scheme}": (mesh_ranks.check_fsdp, (scheme,)) for scheme in ("gather", "ring", "ulysses")}
+    others = {"pipeline": (tensor_ranks.check_pipeline, ())}
+    found = of_blocks | of_compiled | of_meshes | others
+    return {name: (on_this_gpu, (function, *arguments)) for name, (function, arguments) in found.items()}
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -272,10 +273,12 @@ def check_lost(scheme, slow, rank, ranks):
     if rank == ranks - 1:
         if slow:
             time.sleep(SECONDS)
-        os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
     begin = time.monotonic()
     try:
-        hd.attention(q, q, q, plan=plan, scheme=scheme, timeout=1 if slow else 20)
+        hd.attention(
+            q, q, q, plan=plan, scheme=scheme, timeout=20 if DEVICE == "cpu" and not slow else 1
+        )  # NCCL does not tell
     except RuntimeError as error:
         text = str(error)
     else:

@@ -9,12 +9,12 @@ import distributed_ranks
 import heddle
 import heddle.distributed as hd
 import torch
-from distributed_ranks import SECONDS
+from distributed_ranks import DEVICE, SECONDS
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 HEADS, KV_HEADS, SIZE = 4, 2, 8
-LENGTH, BATCHES = 37, 2  # a batch to each rank along "dp", its rows spread along "cp"
+LENGTH = 37
 
 
 class Layer(torch.nn.Module):
@@ -41,14 +41,15 @@ class Model(torch.nn.Module):
 
 
 def check_fsdp(scheme, rank, ranks):
-    """Two steps of training: each is one process's."""
+    """Two steps of training: each is one process's. A batch to each rank along "dp", its rows spread along "cp"."""
+    batches = max(1, ranks // 2)
     torch.manual_seed(5)
     whole, model = Model(), Model()
     model.load_state_dict(whole.state_dict())
-    x, target = torch.randn(BATCHES, LENGTH, 16), torch.randn(BATCHES, LENGTH, 3)
-    tokens = BATCHES * LENGTH
+    x, target = torch.randn(batches, LENGTH, 16), torch.randn(batches, LENGTH, 3)
+    tokens = batches * LENGTH
 
-    mesh = init_device_mesh("cpu", (BATCHES, ranks // BATCHES), mesh_dim_names=("dp", "cp"))
+    mesh = init_device_mesh(DEVICE, (batches, ranks // batches), mesh_dim_names=("dp", "cp"))
     plan = hd.plan(LENGTH, mesh["cp"].size(), heads=HEADS, kv_heads=KV_HEADS, head_size=SIZE, causal="top_left")
     of_dp, of_cp = mesh["dp"].get_local_rank(), mesh["cp"].get_local_rank()
     everyone = mesh["dp", "cp"]._flatten("dp_cp")

@@ -13,7 +13,7 @@ import distributed_ranks
 import heddle.nn
 import torch
 import torch.distributed as dist
-from distributed_ranks import SECONDS
+from distributed_ranks import DEVICE, SECONDS
 from heddle.nn import ColumnParallelLinear, RowParallelLinear, TensorParallelBlock, TransformerBlock
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
@@ -198,7 +198,11 @@ def check_pipeline(rank, ranks):
     out = whole(x)
     loss_of(out, target).backward()
 
-    schedule = Schedule1F1B(PipelineStage(stages[rank], rank, ranks, torch.device("cpu")), 4, loss_fn=loss_of)
+    schedule = Schedule1F1B(
+        PipelineStage(stages[rank], rank, ranks, torch.device(DEVICE, rank if DEVICE == "cuda" else None)),
+        4,
+        loss_fn=loss_of,
+    )
     losses = []
     if rank == 0:
         schedule.step(x)
