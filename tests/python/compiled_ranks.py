@@ -31,7 +31,8 @@ def with_gradients(call, tensors):
     """Results, and gradients of all of them; lse without keys is left out."""
     results = call(*tensors)
     loss = sum((x * torch.arange(x.numel()).view(x.shape)).sum() for x in results)
-    return [x.detach() for x in (*results, *torch.autograd.grad(loss, tensors))]
+    leaves = [x for x in tensors if x.requires_grad]
+    return [x.detach() for x in (*results, *torch.autograd.grad(loss, leaves))]
 
 
 def check_attention(backend, rank, ranks):
@@ -42,6 +43,7 @@ def check_attention(backend, rank, ranks):
         ("zigzag", 37, "gather", False, dict(causal="top_left"), dict(softcap=3.0)),
         ("striped", 38, "ring", False, dict(causal="top_left", order="striped"), dict(group=group, scale=0.3)),
         ("documents", 41, "needed", True, dict(causal="top_left", cu_seqlens=[0, 9, 41], order="balanced"), {}),
+        ("bias", 35, "needed", False, dict(causal="top_left"), dict(bias=True)),
         ("heads", 33, "ulysses", False, dict(window=(4, 2)), {}),
         ("a rank without rows", 1, "auto", False, {}, {}),
     ):
@@ -52,9 +54,13 @@ def check_attention(backend, rank, ranks):
             tensors[:3] = [x[0] for x in tensors[:3]]
         tensors = [x.requires_grad_() for x in tensors]
         options |= dict(plan=plan, scheme=scheme, timeout=SECONDS)
+        if options.pop("bias", False):
+            tensors.append(
+                torch.randn(1, 4, plan.rows_of(rank), rows).requires_grad_(distributed_ranks.DEVICE == "cpu")
+            )
 
-        def call(q, k, v, sink, options=options):
-            out, lse = hd.attention(q * 2, k, v, sink=sink, return_lse=True, **options)
+        def call(q, k, v, sink, bias=None, options=options):
+            out, lse = hd.attention(q * 2, k, v, sink=sink, bias=bias, return_lse=True, **options)
             return out + 1, lse
 
         torch._dynamo.reset()  # what is traced anew too often for one piece of code is refused
@@ -62,7 +68,8 @@ def check_attention(backend, rank, ranks):
         compiled = torch.compile(call, backend=backend, fullgraph=True)
         same(name, with_gradients(compiled, tensors), own)
         # Without a derivative of lse.
-        same(name, *(torch.autograd.grad(f(*tensors)[0].square().sum(), tensors) for f in (compiled, call)))
+        leaves = [x for x in tensors if x.requires_grad]
+        same(name, *(torch.autograd.grad(f(*tensors)[0].square().sum(), leaves) for f in (compiled, call)))
 
 
 def check_inductor(rank, ranks):

@@ -40,17 +40,19 @@ LOAD = int(os.environ.get("HEDDLE_RANKS_LOAD", "400" if DEVICE == "cuda" else "1
 
 
 def cases():
-    """Those of the CPU, but for ALiBi, whose gradient pieces on GPUs have not; and some of more than one tile."""
+    """Those of the CPU, and some of more than one tile."""
     wide = dict(heads=(8, 2), sizes=(128, 128), dtype=torch.bfloat16)
     ends = [0, 3, 130, 130, 700, 1150]
     return [
-        *(case for case in distributed_ranks.cases() if not case.alibi),
+        *distributed_ranks.cases(),
         Case("bfloat16_causal", 1153, dict(causal="top_left"), **wide),
         Case("bfloat16_causal_batch", 700, dict(causal="top_left"), batch=2, **wide),
         Case("bfloat16_full", 517, dict(order="contiguous"), **wide),
         Case("half_window_sink", 900, dict(causal="top_left", window=(200, 0)), sink=True, **wide | dict(dtype=torch.float16)),
         Case("bfloat16_documents", 1150, dict(causal="top_left", cu_seqlens=ends, order="per_document"), packed=True, **wide),
         Case("bfloat16_documents_balanced", 1150, dict(causal="top_left", cu_seqlens=ends, order="balanced"), **wide),
+        Case("bfloat16_alibi", 700, dict(causal="top_left"), alibi=True, **wide),
+        Case("bfloat16_bias", 517, dict(causal="top_left"), bias=(1, 8), **wide),
         Case("bfloat16_striped", 640, dict(causal="top_left", order="striped"), **wide),
     ]  # fmt: skip
 
@@ -342,30 +344,6 @@ def check_made_anew(rank, ranks):
         dist.init_process_group(BACKEND, init_method=where, rank=following, world_size=ranks, timeout=WAIT)
 
 
-def check_alibi(rank, ranks):
-    """Its forward, which is all that pieces on GPUs have of it."""
-    for case in (case for case in distributed_ranks.cases() if case.alibi):
-        torch.manual_seed(3)
-        (heads, kv_heads), (size, size_v) = case.heads, case.sizes
-        shape = (case.batch, case.rows)
-        whole = [torch.randn(*shape, h, d).to(DEVICE) for h, d in ((heads, size), (kv_heads, size), (kv_heads, size_v))]
-        slopes, sink = torch.rand(heads).to(DEVICE), torch.randn(heads).to(DEVICE) if case.sink else None
-        mask, in_double = distributed_ranks.attends(case).to(DEVICE), (None if sink is None else sink.double())
-        right, _ = distributed_ranks.plain(case, mask, *(x.double() for x in whole), in_double, slopes)
-        one = heddle.attention(*whole, mask=mask[None, None], sink=sink, alibi_slopes=slopes)
-        of_one, largest = (one - right).abs().max(), right.abs().max()
-        plan = hd.plan(
-            case.rows, ranks, heads=heads, kv_heads=kv_heads, head_size=size, head_size_v=size_v, **case.plan
-        )
-        mine = [hd.shard(x, plan, rank) for x in whole]
-        for scheme in ("gather", "ring", "needed", "ulysses"):
-            for timeout in (None, SECONDS):
-                given = dict(sink=sink, alibi_slopes=slopes, timeout=timeout)
-                out = hd.attention(*mine, plan=plan, scheme=scheme, **given)
-                error = (out - hd.shard(right, plan, rank)).abs().max()
-                assert not error > 4 * of_one + 1e-6 * largest, (case.name, scheme, error, of_one)
-
-
 def check_killed(rank, ranks):
     """A rank is gone before a call without a timeout: the others' GPUs end it, by the group's own, and say so when they are waited for."""
     group = dist.new_group(list(range(ranks)), timeout=timedelta(seconds=5))
@@ -429,14 +407,15 @@ def check_what_is_not_captured(rank, ranks):
 def check_refused_gradients(rank, ranks):
     """Before anything is sent: a rank without rows would wait for the others else."""
     striped = dict(order="striped", causal="top_left", window=(0, 0))
-    for given, options, words in (
-        ({}, dict(alibi_slopes=torch.ones(8, device=DEVICE)), "alibi_slopes are given and gradients are wanted"),
-        (striped, {}, "deterministic is True, the plan's order is 'striped' and its window (0, 0)"),
+    for given, has_bias, words in (
+        ({}, True, "bias requires a gradient: pieces of a call have none of it on GPUs"),
+        (striped, False, "deterministic is True, the plan's order is 'striped' and its window (0, 0)"),
     ):
         plan = hd.plan(1, ranks, heads=8, kv_heads=2, head_size=64, **given)
         q, k, v = (hd.shard(x, plan, rank).requires_grad_() for x in operands(5, 1))
+        bias = torch.zeros(1, 1, q.shape[1], 1, device=DEVICE).requires_grad_() if has_bias else None
         try:
-            hd.attention(q, k, v, plan=plan, scheme="gather", timeout=SECONDS, **options)
+            hd.attention(q, k, v, plan=plan, scheme="gather", timeout=SECONDS, bias=bias)
         except ValueError as error:
             assert words in str(error), error
         else:
@@ -467,7 +446,7 @@ def worlds():
         decode_ranks.check_case,
         (dataclasses.replace(decode_ranks.cases()[0], **wide),),
     )
-    functions = [check_alibi, check_without_waiting, check_decode_kernels, check_refused_gradients, check_split_weights]
+    functions = [check_without_waiting, check_decode_kernels, check_refused_gradients, check_split_weights]
     functions += [check_checkpointing, check_under_load, check_odd_operands, check_an_error_in_between]
     if torch.cuda.device_count() > 1:
         functions += [check_in_a_graph, check_gradients_in_a_graph, check_decode_in_a_graph, check_what_is_not_captured]

@@ -50,6 +50,7 @@ class Case:
     options: dict = field(default_factory=dict)
     sink: bool = False
     alibi: bool = False
+    bias: tuple = ()  # its batch and heads
     packed: bool = False
 
 
@@ -67,6 +68,8 @@ def cases():
         Case("documents_batch", 101, dict(window=(9, 4), cu_seqlens=documents), batch=2),
         Case("areas_sink", 60, dict(areas=[(0, 60, 0, 20), (20, 50, 20, 50, "top_left", (8, None))]), sink=True),
         Case("cut_groups_sink_alibi", 45, dict(causal="top_left"), heads=(9, 3), sink=True, alibi=True),
+        Case("bias_of_heads", 61, dict(causal="top_left"), batch=2, bias=(1, 4)),
+        Case("bias_of_all_sink", 47, dict(window=(20, 3), order="contiguous"), batch=2, bias=(2, 1), sink=True, dtype=torch.float16),
         Case("fewer_rows_than_ranks", 1, dict(causal="top_left"), sink=True),
     ]  # fmt: skip
 
@@ -95,7 +98,7 @@ def attends(case):
     return out
 
 
-def plain(case, mask, q, k, v, sink, slopes):
+def plain(case, mask, q, k, v, sink, slopes, bias=None):
     """out and lse, in the dtype of what it is given."""
     group = case.heads[0] // case.heads[1]
     k, v = (x.repeat_interleave(group, 2) for x in (k, v))
@@ -105,6 +108,8 @@ def plain(case, mask, q, k, v, sink, slopes):
     if slopes is not None:
         at = torch.arange(case.rows)
         scores = scores - slopes.to(q.dtype)[:, None, None] * (at[:, None] - at).abs().to(q.device)
+    if bias is not None:
+        scores = scores + bias
     scores = scores.masked_fill(~mask, -torch.inf)
     if sink is not None:
         scores = torch.cat((scores, sink[None, :, None, None].expand(*scores.shape[:3], 1)), -1)
@@ -139,16 +144,21 @@ def check_case(case, rank, ranks):
     d_o, d_lse = torch.randn(*shape, heads, size_v).to(DEVICE, case.dtype), torch.randn(case.batch, heads, case.rows)
     d_lse = d_lse.to(DEVICE)
     sink = torch.randn(heads).to(DEVICE).requires_grad_() if case.sink else None
+    bias = torch.randn(*case.bias, case.rows, case.rows).to(DEVICE) if case.bias else None
+    if bias is not None:
+        bias = bias.masked_fill(torch.rand_like(bias) < 0.2, -torch.inf).requires_grad_(DEVICE == "cpu")
     slopes = torch.rand(heads).to(DEVICE) if case.alibi else None
     mask = attends(case).to(DEVICE)
 
-    exact_of = [None if x is None else x.detach().double().requires_grad_() for x in (q, k, v, sink)]
-    exact = plain(case, mask, *exact_of, slopes)
+    exact_of = [None if x is None else x.detach().double().requires_grad_() for x in (q, k, v, sink, bias)]
+    exact = plain(case, mask, *exact_of[:4], slopes, exact_of[4])
     exact += gradients(*exact, d_o, d_lse, exact_of)
     one = heddle.attention(
-        q, k, v, mask=mask[None, None], sink=sink, alibi_slopes=slopes, return_lse=True, **case.options
+        q, k, v, mask=mask[None, None], sink=sink, alibi_slopes=slopes, bias=bias, return_lse=True, **case.options
     )
-    one += gradients(*one, d_o, d_lse, (q, k, v, sink))
+    of_bias = bias if bias is not None and bias.requires_grad else None
+    one += gradients(*one, d_o, d_lse, (q, k, v, sink, of_bias))
+    names = ["out", "lse", "dq", "dk", "dv", *["dsink"] * case.sink, *["dbias"] * (of_bias is not None)]
 
     plan = hd.plan(
         case.rows, ranks, heads=heads, kv_heads=kv_heads, head_size=size, head_size_v=size_v, batch=case.batch,
@@ -157,6 +167,8 @@ def check_case(case, rank, ranks):
     own = plan.rows_of_rank(rank)
     for scheme in schemes_of(case, ranks):
         if case.alibi and case.plan.get("order") == "striped" and scheme != "ulysses":
+            continue
+        if case.bias and scheme in ("ulysses", "2d"):
             continue
         runs = []
         for again in (False, True):
@@ -168,6 +180,7 @@ def check_case(case, rank, ranks):
             timeout = None if again else SECONDS
             mine = [hd.shard(x.detach(), plan, rank).requires_grad_() for x in (q, k, v)]
             of_sink = None if sink is None else sink.detach().clone().requires_grad_()
+            of_rows = None if bias is None else bias.detach()[:, :, own].requires_grad_(bias.requires_grad)
             d_out, d_own_lse = hd.shard(d_o, plan, rank), d_lse[:, :, own]
             given = mine
             if case.packed:
@@ -179,7 +192,7 @@ def check_case(case, rank, ranks):
                 Counted() as forward,
             ):
                 out, lse = hd.attention(
-                    *given, plan=plan, scheme=scheme, sink=of_sink, alibi_slopes=slopes, return_lse=True, chunked=one_by_one, timeout=timeout, **case.options
+                    *given, plan=plan, scheme=scheme, sink=of_sink, alibi_slopes=slopes, bias=of_rows, return_lse=True, chunked=one_by_one, timeout=timeout, **case.options
                 )  # fmt: skip
             if case.packed:
                 out, lse = out[None], lse[None]
@@ -188,15 +201,24 @@ def check_case(case, rank, ranks):
                 rest_late(late),
                 Counted() as backward,
             ):
-                runs.append((out, lse, *gradients(out, lse, d_out, d_own_lse, (*mine, of_sink))))
+                runs.append(
+                    (
+                        out,
+                        lse,
+                        *gradients(out, lse, d_out, d_own_lse, (*mine, of_sink, None if of_bias is None else of_rows)),
+                    )
+                )
         sent = torch.tensor([forward.sent, backward.sent])
         dist.all_reduce(sent, dist.ReduceOp.MAX)
         cost = plan.cost(scheme)
         assert sent.tolist() == [cost.forward_bytes, cost.backward_bytes], f"{scheme}: {sent}, not {cost}"
-        assert all(torch.equal(a, b) for a, b in zip(*runs)), f"{scheme}: two runs differ"
-        for n, (name, found) in enumerate(zip(("out", "lse", "dq", "dk", "dv", "dsink"), runs[0])):
+        # A gradient that is summed over heads is summed in their parts.
+        of_heads = len(names) - (case.bias[1:] == (1,) and "dbias" in names)
+        assert all(torch.equal(a, b) for a, b in zip(*(run[:of_heads] for run in runs))), f"{scheme}: two runs differ"
+        for n, (name, found) in enumerate(zip(names, runs[0])):
             assert found.dtype == one[n].dtype, name
-            pick = {1: lambda x: x[:, :, own], 5: lambda x: x}.get(n, lambda x: x[:, own])
+            picks = {"lse": lambda x: x[:, :, own], "dbias": lambda x: x[:, :, own], "dsink": lambda x: x}
+            pick = picks.get(name, lambda x: x[:, own])
             right, single = pick(exact[n]), pick(one[n]).double()
             assert torch.equal(found.isinf(), right.isinf()), name
             largest = exact[n][~exact[n].isinf()].abs().max().item() if exact[n].numel() else 0

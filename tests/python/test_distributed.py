@@ -160,6 +160,26 @@ _q = torch.zeros(1, 4, 4, 8)
             "[distributed.attention] sink is torch.float32 [3] on cpu: it must be float32 [H], [4], on cpu",
         ),
         (
+            lambda: hd.attention(_q, _q, _q, plan=_one, bias=torch.zeros(1, 4, 4, 5)),
+            ValueError,
+            "[distributed.attention] bias is torch.float32 [1, 4, 4, 5] on cpu: it must be [B or 1, H or 1, rows, S], [1 or 1, 4 or 1, 4, 4], float32 or",
+        ),
+        (
+            lambda: hd.attention(_q, _q, _q, plan=_one, bias=torch.zeros(1, 1, 4, 4), scheme="ulysses"),
+            ValueError,
+            "[distributed.attention] bias is given and scheme is 'ulysses': it must be \"gather\", \"ring\" or \"needed\"",
+        ),
+        (
+            lambda: hd.attention(_q, _q, _q, plan=hd.plan(4, 1, heads=4, head_size=8, cu_seqlens=[0, 2, 4]), bias=torch.zeros(1, 1, 4, 4)),
+            ValueError,
+            "[distributed.attention] bias is given and the plan has documents: it must have one document, in runs of rows",
+        ),
+        (
+            lambda: hd.attention(_q, _q, _q, plan=hd.plan(4, 1, heads=4, head_size=8, order="striped"), bias=torch.zeros(1, 1, 4, 4)),
+            ValueError,
+            "[distributed.attention] bias is given and the plan has order 'striped': it must have one document, in runs of rows",
+        ),
+        (
             lambda: hd.attention(_q, _q, _q, plan=_one, scheme="all"),
             ValueError,
             "[distributed.attention] scheme is 'all': it must be one of auto, gather, ring, needed, ulysses, 2d",
@@ -172,7 +192,7 @@ _q = torch.zeros(1, 4, 4, 8)
         (
             lambda: hd.attention(_q, _q, _q, plan=_one, dropout_p=0.1),
             ValueError,
-            "[distributed.attention] dropout_p is given: served are scale, softcap, alibi_slopes, sink, return_lse, deterministic and chunked",
+            "[distributed.attention] dropout_p is given: served are scale, softcap, alibi_slopes, bias, sink, return_lse, deterministic and chunked",
         ),
         (lambda: hd.attention(_q, _q, _q, plan=_one, speed=1), TypeError, "unexpected keyword argument 'speed'"),
         (

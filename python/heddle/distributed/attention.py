@@ -50,6 +50,7 @@ def attention(
     scale: float | None = None,
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
     sink: torch.Tensor | None = None,
     return_lse: bool = False,
     deterministic: bool = True,
@@ -74,6 +75,9 @@ def attention(
         ranks, and its ``across`` between such groups. "auto": what the plan predicts to be the fastest.
       scale, softcap: as of ``heddle.attention``.
       alibi_slopes: float32 [H]; distances are in the document. With order "striped" in "ulysses" alone.
+      bias: [B or 1, H or 1, rows, S], float32 or q's dtype: of this rank's rows, in the plan's order, and all S keys, in the whole's; added
+        to the scores, and -inf removes a pair. By "gather", "ring" and "needed", with one document, and not with order "striped". It has a
+        gradient on the CPU.
       sink: float32 [H], the same on every rank. Its gradient is that of all ranks' rows, on every rank.
       return_lse: also return the log-sum-exp of each row's scores, which has a gradient too.
       deterministic: on a GPU, sum each row's gradient in one order. False is faster; last bits of q's gradient then change from call to
@@ -115,17 +119,18 @@ def attention(
     if alibi_slopes is not None and alibi_slopes.requires_grad:
         raise ValueError(f"[{_NAME}] alibi_slopes requires a gradient: there is none for it")
     grads = torch.is_grad_enabled()
-    wanted = grads and any(x is not None and x.requires_grad for x in (q, k, v, sink))
-    wants_sink = grads and sink is not None and sink.requires_grad
+    _check_bias(bias, q, plan)
+    wanted = grads and any(x is not None and x.requires_grad for x in (q, k, v, bias, sink))
+    wants_bias, wants_sink = (grads and x is not None and x.requires_grad for x in (bias, sink))
     scale = None if scale is None else float(scale)
-    how = (scheme, scale, float(softcap), deterministic, chunked, timeout, wanted, wants_sink)
+    how = (scheme, scale, float(softcap), deterministic, chunked, timeout, wanted, wants_bias, wants_sink)
     if torch.compiler.is_compiling():
         of_call = (plan.handle, name_of(group), *how)
-        out, lse = torch.ops.heddle.distributed_attention(q, k, v, sink, alibi_slopes, *of_call)
+        out, lse = torch.ops.heddle.distributed_attention(q, k, v, sink, alibi_slopes, bias, *of_call)
     else:
         with on_device_of(q):
-            call = begun(q, k, v, sink, alibi_slopes, plan, group, *how, packed)
-            out, lse = _Attention.apply(q, k, v, sink, call)
+            call = begun(q, k, v, sink, alibi_slopes, bias, plan, group, *how, packed)
+            out, lse = _Attention.apply(q, k, v, sink, bias, call)
     if packed:
         out, lse = out.squeeze(0), lse.squeeze(0)
     return (out, lse) if return_lse else out
@@ -137,6 +142,7 @@ def begun(
     v: torch.Tensor,
     sink: torch.Tensor | None,
     alibi_slopes: torch.Tensor | None,
+    bias: torch.Tensor | None,
     plan: Plan,
     group: dist.ProcessGroup | None,
     scheme: str,
@@ -146,22 +152,21 @@ def begun(
     chunked: bool,
     timeout: float | None,
     wanted: bool,
+    wants_bias: bool,
     wants_sink: bool,
     packed: bool = False,
 ) -> KeysToRows | HeadsForRows:
     """The call of these rows, [B, rows, heads, D], which all ranks are found to make alike."""
     ranks = Ranks(_NAME, plan, group, timeout)
     _check_rows(q, k, v, plan, ranks.rank, packed)
-    chosen, ulysses, across = _scheme(plan, scheme)
+    chosen, ulysses, across = _scheme(plan, scheme, bias)
     if alibi_slopes is not None and plan.order == "striped" and ulysses < plan.ranks:
         raise ValueError(
             f"[{_NAME}] alibi_slopes are given and the plan's order is 'striped': its rows stand for several positions each, which "
             "ALiBi is not about"
         )
-    if q.is_cuda and wanted and alibi_slopes is not None:
-        raise ValueError(
-            f"[{_NAME}] alibi_slopes are given and gradients are wanted: pieces of a call have none beside ALiBi on GPUs"
-        )
+    if q.is_cuda and wants_bias:
+        raise ValueError(f"[{_NAME}] bias requires a gradient: pieces of a call have none of it on GPUs")
     narrow = sum(math.inf if side < 0 else side for side in (plan._window[0], 0 if plan.is_causal else plan._window[1]))
     if q.is_cuda and wanted and deterministic and plan.order == "striped" and ulysses < plan.ranks > narrow + 1:
         raise ValueError(
@@ -192,6 +197,7 @@ def begun(
             "scale": _bits(_scale(q, scale)),
             "softcap": _bits(softcap),
             "alibi_slopes": int(alibi_slopes is not None),
+            "bias": int(bias is not None),
             "sink": int(sink is not None),
             "whether gradients are wanted": int(wanted),
             "whether a gradient of the sink is": int(wants_sink),
@@ -202,7 +208,7 @@ def begun(
         q.device,
         room_by_copies if reached else None,
     )
-    scores = {"scale": _scale(q, scale), "softcap": softcap, "alibi_slopes": alibi_slopes}
+    scores = {"scale": _scale(q, scale), "softcap": softcap, "alibi_slopes": alibi_slopes, "bias": bias}
     options = scores | {"deterministic": deterministic}
     if chosen in ("ulysses", "2d"):
         return HeadsForRows(ranks, plan, ulysses, across, options, chunked, q.device)
@@ -213,9 +219,15 @@ def begun(
     return kind(ranks, layout, chosen, options, chunked)
 
 
-def _scheme(plan: Plan, scheme: str) -> tuple[str, int, str]:
+def _scheme(plan: Plan, scheme: str, bias: torch.Tensor | None) -> tuple[str, int, str]:
     """The scheme itself where it is "auto", how many ranks exchange heads for rows, and how keys go between such groups."""
     chosen = plan.scheme if scheme == "auto" else scheme
+    if bias is not None and chosen in ("ulysses", "2d"):
+        if scheme != "auto":
+            raise ValueError(
+                f'[{_NAME}] bias is given and scheme is {scheme!r}: it must be "gather", "ring" or "needed"'
+            )
+        chosen = plan._fastest_for_keys()
     ulysses = {"ulysses": plan.ranks, "2d": plan.ulysses}.get(chosen, 1)
     return chosen, ulysses, plan.across if chosen == "2d" else "gather"
 
@@ -236,7 +248,7 @@ def _refuse_others(others: dict[str, Any]) -> None:
             raise TypeError(f"attention() got an unexpected keyword argument {name!r}")
         if value is not None:
             raise ValueError(
-                f"[{_NAME}] {name} is given: served are scale, softcap, alibi_slopes, sink, return_lse, deterministic and chunked"
+                f"[{_NAME}] {name} is given: served are scale, softcap, alibi_slopes, bias, sink, return_lse, deterministic and chunked"
             )
 
 
@@ -302,6 +314,21 @@ def _check_heads(x: torch.Tensor | None, name: str, q: torch.Tensor, operation: 
         )
 
 
+def _check_bias(x: torch.Tensor | None, q: torch.Tensor, plan: Plan) -> None:
+    if x is None:
+        return
+    batch, rows, heads, _ = q.shape
+    fits = x.dim() == 4 and x.shape[0] in (1, batch) and x.shape[1] in (1, heads) and x.shape[2:] == (rows, plan.rows)
+    if not fits or x.dtype not in (torch.float32, q.dtype) or x.device != q.device:
+        raise ValueError(
+            f"[{_NAME}] bias is {x.dtype} {list(x.shape)} on {x.device}: it must be [B or 1, H or 1, rows, S], "
+            f"[{batch} or 1, {heads} or 1, {rows}, {plan.rows}], float32 or {q.dtype}, on {q.device}"
+        )
+    if plan._documents != 1 or plan.order == "striped":
+        of = "order 'striped'" if plan.order == "striped" else "areas" if plan._documents is None else "documents"
+        raise ValueError(f"[{_NAME}] bias is given and the plan has {of}: it must have one document, in runs of rows")
+
+
 def _signed(digest: int) -> int:
     return digest - 2**64 if digest >= 2**63 else digest
 
@@ -328,19 +355,22 @@ _SHOWN: dict[str, Callable[[int], object]] = {
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Any, k: Any, v: Any, sink: Any, call: KeysToRows | HeadsForRows) -> Any:
+    def forward(ctx: Any, q: Any, k: Any, v: Any, sink: Any, bias: Any, call: KeysToRows | HeadsForRows) -> Any:
         ctx.set_materialize_grads(False)
         out, lse = call.forward(q, k, v, sink)
-        ctx.save_for_backward(q, k, v, sink, out, lse)
+        ctx.save_for_backward(
+            q, k, v, sink, out, lse, bias
+        )  # the call has the bias; torch sees here whether it was changed
         ctx.call = call
         return out, lse
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_o: Any, d_lse: Any) -> Any:
-        q, k, v, sink, out, lse = ctx.saved_tensors
+        q, k, v, sink, out, lse, _ = ctx.saved_tensors
         with on_device_of(q):
-            found = gradients(ctx.call, q, k, v, sink, out, lse, d_o, d_lse, ctx.needs_input_grad[3])
+            wanted = ctx.needs_input_grad
+            found = gradients(ctx.call, q, k, v, sink, out, lse, d_o, d_lse, wants_bias=wanted[4], wants_sink=wanted[3])
         return (*(x if needed else None for x, needed in zip(found, ctx.needs_input_grad)), None)
 
 
@@ -354,10 +384,14 @@ def gradients(
     lse: torch.Tensor,
     d_o: torch.Tensor | None,
     d_lse: torch.Tensor | None,
+    *,
+    wants_bias: bool,
     wants_sink: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """dq, dk and dv in the operands' dtype, and dsink."""
-    rows = RowGradients(q, out, lse, torch.zeros_like(out) if d_o is None else d_o, d_lse, call.room_for_dq(q))
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """dq, dk and dv in the operands' dtype, dsink, and dbias."""
+    d_o, bias = torch.zeros_like(out) if d_o is None else d_o, call.options["bias"]
+    dbias = torch.zeros(bias.shape, device=q.device) if wants_bias else None
+    rows = RowGradients(q, out, lse, d_o, d_lse, call.room_for_dq(q), dbias)
     dk, dv = k.new_empty(k.shape), v.new_empty(v.shape)
     call.backward(rows, k, v, sink, dk, dv)
     dsink = None
@@ -366,6 +400,6 @@ def gradients(
         dsink = torch.zeros_like(sink)
         if q.shape[0] * q.shape[1] > 0:  # of the rows as a whole, whichever keys
             of_rows = (q, k[:, :0], v[:, :0], out, lse, rows.d_o, d_lse)
-            attention_backward(*of_rows, dsink=dsink, merged=True, sink=sink, **call.options)
+            attention_backward(*of_rows, dsink=dsink, merged=True, sink=sink, **call.options | {"bias": None})
         dsink = call.ranks.all_reduce(dsink, "gradient of the sink summed")
-    return rows.dq.to(q.dtype), dk, dv, dsink
+    return rows.dq.to(q.dtype), dk, dv, dsink, None if dbias is None else dbias.to(bias.dtype)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .pieces import HeadShare, Layout, RowGradients, Share, Sum, attend
+from .pieces import HeadShare, Layout, RowGradients, Share, Sum, attend, of_heads
 from .ranks import Ranks, Transfer
 
 if TYPE_CHECKING:
@@ -250,9 +250,10 @@ class KeysToRows:
             rooms = self._bring_home(dk_share, dv_share, totals, rooms)
 
     def _options_of(self, part: HeadShare, sink: torch.Tensor | None) -> dict[str, Any]:
-        slopes = self.options["alibi_slopes"]
+        slopes, bias = self.options["alibi_slopes"], self.options["bias"]
         return self.options | {
             "alibi_slopes": None if slopes is None else slopes[part.heads],
+            "bias": None if bias is None else of_heads(bias, part.heads),
             "sink": None if sink is None else sink[part.heads],
         }
 

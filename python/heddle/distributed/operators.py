@@ -15,13 +15,13 @@ from .ranks import group_of, on_device_of
 
 _LIBRARY = torch.library.Library("heddle", "FRAGMENT")
 
-_OPERANDS = "Tensor q, Tensor k, Tensor v, Tensor? sink, Tensor? alibi_slopes"
-_ASKED = "str plan, str group, str scheme, float? scale, float softcap, bool deterministic, bool chunked, float? timeout, bool wanted, bool wants_sink"
+_OPERANDS = "Tensor q, Tensor k, Tensor v, Tensor? sink, Tensor? alibi_slopes, Tensor? bias"
+_ASKED = "str plan, str group, str scheme, float? scale, float softcap, bool deterministic, bool chunked, float? timeout, bool wanted, bool wants_bias, bool wants_sink"
 _LIBRARY.define(f"distributed_attention({_OPERANDS}, {_ASKED}) -> (Tensor, Tensor)")
-# dsink has no elements where it is not wanted.
+# dsink and dbias have no elements where they are not wanted.
 _LIBRARY.define(
     f"distributed_attention_backward({_OPERANDS}, Tensor o, Tensor lse, Tensor? d_o, Tensor? d_lse, {_ASKED}) "
-    "-> (Tensor, Tensor, Tensor, Tensor)"
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 _LIBRARY.define(
     "distributed_decode(Tensor q, Tensor k_cache, Tensor v_cache, Tensor? seqused_k, Tensor? page_table, Tensor? cache_batch_idx, "
@@ -35,26 +35,41 @@ def _results(q: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
     return q.new_empty(*q.shape[:3], v.shape[3]), lse
 
 
-def _fake(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sink: Any, alibi_slopes: Any, *asked: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *asked: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return _results(q, v)
 
 
 def _forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sink: Any, alibi_slopes: Any, plan: str, group: str, *asked: Any
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    sink: Any,
+    alibi_slopes: Any,
+    bias: Any,
+    plan: str,
+    group: str,
+    *asked: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     with torch.no_grad(), on_device_of(q):
-        call = begun(q, k, v, sink, alibi_slopes, plan_of(plan), group_of(group), *asked)
+        call = begun(q, k, v, sink, alibi_slopes, bias, plan_of(plan), group_of(group), *asked)
         return call.forward(q, k, v, sink)
 
 
 def _backward_fake(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sink: Any, alibi_slopes: Any, o: Any, lse: Any, *others: Any
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    sink: Any,
+    alibi_slopes: Any,
+    bias: Any,
+    o: Any,
+    lse: Any,
+    *others: Any,
 ) -> tuple[torch.Tensor, ...]:
-    wants_sink = others[-1]
+    wants_bias, wants_sink = others[-2:]
     dsink = q.new_empty(q.shape[2] if wants_sink else 0, dtype=torch.float32)
-    return (*(x.new_empty(x.shape) for x in (q, k, v)), dsink)
+    dbias = bias.new_empty(bias.shape) if wants_bias else q.new_empty(0)
+    return (*(x.new_empty(x.shape) for x in (q, k, v)), dsink, dbias)
 
 
 def _backward_kernel(
@@ -63,6 +78,7 @@ def _backward_kernel(
     v: torch.Tensor,
     sink: Any,
     alibi_slopes: Any,
+    bias: Any,
     o: torch.Tensor,
     lse: torch.Tensor,
     d_o: Any,
@@ -76,17 +92,20 @@ def _backward_kernel(
     chunked: bool,
     timeout: float | None,
     wanted: bool,
+    wants_bias: bool,
     wants_sink: bool,
 ) -> tuple[torch.Tensor, ...]:
     with torch.no_grad(), on_device_of(q):
-        how = (scheme, scale, softcap, deterministic, chunked, timeout, wanted, wants_sink)
-        call = begun(q, k, v, sink, alibi_slopes, plan_of(plan), group_of(group), *how)
-        dq, dk, dv, dsink = gradients(call, q, k, v, sink, o, lse, d_o, d_lse, wants_sink)
-        return dq, dk, dv, q.new_empty(0, dtype=torch.float32) if dsink is None else dsink
+        how = (scheme, scale, softcap, deterministic, chunked, timeout, wanted, wants_bias, wants_sink)
+        call = begun(q, k, v, sink, alibi_slopes, bias, plan_of(plan), group_of(group), *how)
+        asked = dict(wants_bias=wants_bias, wants_sink=wants_sink)
+        dq, dk, dv, dsink, dbias = gradients(call, q, k, v, sink, o, lse, d_o, d_lse, **asked)
+        dsink = q.new_empty(0, dtype=torch.float32) if dsink is None else dsink
+        return dq, dk, dv, dsink, q.new_empty(0) if dbias is None else dbias
 
 
 def _save_for_backward(ctx: Any, inputs: Any, output: Any) -> None:
-    tensors, ctx.asked = inputs[:5], inputs[5:]
+    tensors, ctx.asked = inputs[:6], inputs[6:]
     ctx.save_for_backward(*tensors, *output)
     ctx.set_materialize_grads(False)
 
@@ -94,7 +113,8 @@ def _save_for_backward(ctx: Any, inputs: Any, output: Any) -> None:
 def _backward(ctx: Any, d_o: Any, d_lse: Any) -> tuple[Any, ...]:
     needs = ctx.needs_input_grad
     operator = torch.ops.heddle.distributed_attention_backward
-    found = operator(*ctx.saved_tensors, d_o, d_lse, *ctx.asked)
+    *of_operands, dbias = operator(*ctx.saved_tensors, d_o, d_lse, *ctx.asked)
+    found = (*of_operands, None, dbias)  # as the operands lie, of which alibi_slopes has none
     return (*(x if needed else None for x, needed in zip(found, needs)), *[None] * (len(needs) - len(found)))
 
 

@@ -25,7 +25,7 @@ class Piece(NamedTuple):
     """Rows [q_begin, q_end) of a rank's against keys [key_begin, key_end) of a buffer: one call of attention.
 
     options: of the call. aligned: the same without offsets, which some kernels are faster without, where each sequence's last row stands at
-    its last key or positions say nothing; not beside ALiBi. first: no piece before it has any of these rows.
+    its last key or positions say nothing; not beside ALiBi and a bias. first: no piece before it has any of these rows.
     """
 
     rows: slice
@@ -36,7 +36,9 @@ class Piece(NamedTuple):
 
     def options_beside(self, options: dict[str, Any], undisturbed: bool = False) -> dict[str, Any]:
         """Of a call with these others. undisturbed: no exchange's kernel runs meanwhile."""
-        return options | (self.aligned if undisturbed and options["alibi_slopes"] is None else self.options)
+        alibi, bias = options["alibi_slopes"], options["bias"]
+        places = self.aligned if undisturbed and alibi is None and bias is None else self.options
+        return options | places | {"bias": None if bias is None else bias[:, :, self.rows]}
 
     def calls(self, batch: int) -> Iterator[Where]:
         """Which sequences of a batch go into one call: all, or each by itself where the piece's are packed."""
@@ -101,6 +103,11 @@ class HeadShare(NamedTuple):
             slice(self.heads.start - first, self.heads.stop - first),
             slice(self.kv_heads.start - kv_first, self.kv_heads.stop - kv_first),
         )
+
+
+def of_heads(bias: torch.Tensor, heads: slice) -> torch.Tensor:
+    """What a bias [B or 1, H or 1, rows, keys], or its gradient, has for some of the heads."""
+    return bias[:, heads] if bias.shape[1] > 1 else bias
 
 
 class Share(NamedTuple):
@@ -304,7 +311,8 @@ def attend(
 
 
 class RowGradients(NamedTuple):
-    """What a backward of pieces reads of the rows, and dq: float32, which it adds to, or of 16 bits, which it writes."""
+    """What a backward of pieces reads of the rows, and dq: float32, which it adds to, or of 16 bits, which it writes. dbias: float32 of the
+    bias's shape, which it adds to; None: it is not wanted."""
 
     q: torch.Tensor
     o: torch.Tensor
@@ -312,6 +320,7 @@ class RowGradients(NamedTuple):
     d_o: torch.Tensor
     d_lse: torch.Tensor | None
     dq: torch.Tensor
+    dbias: torch.Tensor | None = None
 
     def of_heads(self, heads: slice) -> RowGradients:
         return RowGradients(
@@ -321,6 +330,7 @@ class RowGradients(NamedTuple):
             self.d_o[:, :, heads],
             None if self.d_lse is None else self.d_lse[:, heads],
             self.dq[:, :, heads],
+            None if self.dbias is None else of_heads(self.dbias, heads),
         )
 
     def add(
@@ -335,6 +345,8 @@ class RowGradients(NamedTuple):
     ) -> None:
         """Adds to dk and dv, and writes dq or adds to it, in the order of the pieces."""
         for piece in pieces:
+            call = piece.options_beside(options)
+            dbias = None if self.dbias is None else torch.empty_like(call["bias"])
             for where in piece.calls(self.q.shape[0]):
                 attention_backward(
                     piece.of_rows(self.q, where),
@@ -347,7 +359,10 @@ class RowGradients(NamedTuple):
                     dq=piece.of_rows(self.dq, where),
                     dk=piece.of_keys(dk, where),
                     dv=piece.of_keys(dv, where),
+                    dbias=dbias,
                     accumulate=True,
                     merged=merged,
-                    **piece.options_beside(options),
+                    **call,
                 )
+            if self.dbias is not None and dbias is not None:
+                self.dbias[:, :, piece.rows] += dbias  # 0 in columns of other keys

@@ -150,6 +150,17 @@ class Plan:
         """What a scheme sends, and how long it is predicted to take."""
         return SchemeCost(*self._native.cost(scheme))
 
+    def _fastest_for_keys(self) -> str:
+        """Of the schemes in which keys go to rows."""
+
+        def found() -> str:
+            schemes: tuple[Literal["gather", "ring", "needed"], ...] = ("gather", "ring", "needed")
+            costs = [self.cost(scheme) for scheme in schemes]
+            return min(zip((each.forward_seconds + each.backward_seconds for each in costs), schemes))[1]
+
+        fastest: str = self._keep("fastest for keys", found)
+        return fastest
+
     def __repr__(self) -> str:
         return f"Plan({self.rows} rows, {self.ranks} ranks, {self.order}, balance {self.balance:.3f}, digest {self.digest})"
 

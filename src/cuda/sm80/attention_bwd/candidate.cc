@@ -56,8 +56,8 @@ Refusal supports(const AttentionBackwardProblem& p) {
   if (Refusal reason = refuse_before_ampere(); !reason.empty()) return reason;
   if (p.Sq > kMaxLength || p.Sk > kMaxLength) return text("sequences must be no longer than ", kMaxLength);
   if (p.piece() || p.stepped()) {
-    if (p.alibi || p.bias || p.mask || p.dropout.p > 0) {
-      return "it has no ALiBi, bias, mask or dropout beside q_offset, key_offset and steps";
+    if (p.dropout.p > 0 || p.dbias) {
+      return "it has no dropout and no gradient of a bias beside q_offset, key_offset and steps";
     }
     if (std::max({p.Sq * p.q_step, p.Sk * p.key_step, p.window_left, p.window_right}) > kMaxPiece) {
       return text("sequences and windows must be no longer than ", kMaxPiece, " positions beside q_offset, key_offset ",

@@ -75,6 +75,8 @@ struct Work {
   Interval<int> steps;      // the walk's: kept apart, they leave the loop as it is assembled without a walk
   std::int64_t stored_row;  // of position 0 in lse_log2, delta and the sums of dQ, in a head
   const std::byte *k, *v;   // this head's: key 0
+  int key_offset;           // as in Sequence
+  int far;                  // what scores.off leaves out of Sequence::off, where it lies beyond its limits
   bool takes_turns;         // at the sums of dQ
 };
 

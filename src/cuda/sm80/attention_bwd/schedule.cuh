@@ -38,6 +38,8 @@ __device__ inline TileWork<typename C::Walk> describe_sequence(const Params& p, 
   w.scores.sq = static_cast<int>(s.sq);
   // Of a piece's row 0 from its key 0: farther than kMaxPiece no pair changes sides.
   w.scores.off = static_cast<int>(clamped(s.off, -kOpen / 2, kOpen / 2));
+  w.far = static_cast<int>(s.off - w.scores.off);
+  w.key_offset = static_cast<int>(s.key_offset);
   w.scores.q_row = static_cast<int>(s.q_begin);
   w.scores.k_slot = static_cast<int>(s.k_begin);
   w.scores.sk = static_cast<int>(s.sk);

@@ -149,12 +149,14 @@ struct Pairs {
   // Raw products to P, without dropout. attended: this lane's word for its keys.
   __device__ void finish_p(typename C::Scores::Sums& s, std::uint32_t& attended) {
     using Warp = typename C::WarpScores;
-    if constexpr (C::kScoreOptions) attention::scale_scores<Warp>(p.scores, w.scores, row, key, s);
+    if constexpr (C::kScoreOptions) attention::scale_scores<Warp>(p.scores, w.scores, row + w.far, key, s);
     if (!whole) attention::mask_band<Warp>(p.scores, w.scores, {0, w.scores.sk}, row, key, s);
     if constexpr (C::kScoreOptions) {
       const AttentionProblem& a = p.scores.problem;
       const bool planes = a.bias.data != nullptr || a.mask.data != nullptr;
-      if (planes) attention::add_planes<Warp>(p.scores, w.scores, whole, row, key, s);
+      if (planes) {
+        attention::add_planes<Warp>(p.scores, w.scores, whole && w.key_offset % 2 == 0, row, key + w.key_offset, s);
+      }
       attended = planes || !whole ? attended_keys(s) : ~0u;
       if (p.largest != nullptr) take_large_rows(s);
     }
