@@ -24,6 +24,7 @@ import heddle
 import heddle.distributed as hd
 import heddle.nn
 import mesh_ranks
+import sparse_ranks
 import tensor_ranks
 import torch
 import torch.distributed as dist
@@ -460,21 +461,25 @@ def worlds():
     if torch.cuda.device_count() > 1:
         out["dead_by_copies"] = (ranks, {"killed": (check_killed, ())})
         out["anew"] = (ranks, {"made anew": (check_made_anew, ())})
-        out["programs"] = (2, programs())
+        out |= programs()
     return out
 
 
 def programs():
-    """Those of the CPU, of two ranks."""
-    of_blocks = {case.name: (tensor_ranks.check_block, (case,)) for case in tensor_ranks.cases()}
-    of_compiled = {
-        f"compiled {check.__name__}": (check, ("aot_eager",))
-        for check in (compiled_ranks.check_attention, compiled_ranks.check_sdpa)
+    """Worlds of the CPU's programs, of two ranks."""
+    of_lists = (dataclasses.replace(case, dtype=torch.bfloat16) for case in sparse_ranks.cases() if not case.masks)
+    of_compiled = (compiled_ranks.check_attention, compiled_ranks.check_sdpa)
+    worlds = {
+        "blocks": {case.name: (tensor_ranks.check_block, case) for case in tensor_ranks.cases()},
+        "compiled": {check.__name__: (check, "aot_eager") for check in of_compiled},
+        "meshes": {f"fsdp {scheme}": (mesh_ranks.check_fsdp, scheme) for scheme in ("gather", "ring", "ulysses")},
+        "lists": {case.name: (sparse_ranks.check_lists, case) for case in of_lists},
+        "nsa": {name: (sparse_ranks.check_nsa, name) for name in sparse_ranks.NSA},
+        "stages": {"1F1B": (tensor_ranks.check_pipeline,)},
     }
-    of_meshes = {f"fsdp {scheme}": (mesh_ranks.check_fsdp, (scheme,)) for scheme in ("gather", "ring", "ulysses")}
-    others = {"pipeline": (tensor_ranks.check_pipeline, ())}
-    found = of_blocks | of_compiled | of_meshes | others
-    return {name: (on_this_gpu, (function, *arguments)) for name, (function, arguments) in found.items()}
+    return {
+        world: (2, {name: (on_this_gpu, check) for name, check in checks.items()}) for world, checks in worlds.items()
+    }
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import heddle
 import heddle.distributed as hd
 import heddle.nsa
 import torch
-from distributed_ranks import SECONDS, gradients, plain
+from distributed_ranks import DEVICE, SECONDS, gradients, plain
 from heddle.patterns import pack_masks
 from ranks_kit import Counted
 from sdpa_ranks import close
@@ -154,18 +154,22 @@ def check_what_is_sent(rank, ranks):
         assert counted.sent == (ranks - 1) * rows // BLOCK + keys, (far, there, counted.sent)
 
 
+#: Rows, order, window, gates, dtype, options.
+NSA = {
+    "zigzag": (101, "zigzag", 20, (0, 1, 2), torch.float32, {}),
+    "striped": (70, "striped", 3, (0, 1, 2), torch.float32, dict(forced=("current",))),
+    "contiguous_bfloat16": (96, "contiguous", 40, (0, 1, 2), torch.bfloat16, dict(scale=0.3)),
+    "no_compressed_branch": (90, "balanced", 0, (1,), torch.float32, {}),
+    "lists_from_outside": (75, "zigzag", 7, (1, 2), torch.float32, dict(block_indices=True)),
+    "less_than_a_block": (9, "zigzag", 4, (0, 1, 2), torch.float32, {}),
+    "fewer_rows_than_ranks": (1, "zigzag", 4, (0, 1, 2), torch.float32, {}),
+}
+
+
 def check_nsa(name, rank, ranks):
-    rows, order, window, gates, dtype, given = {
-        "zigzag": (101, "zigzag", 20, (0, 1, 2), torch.float32, {}),
-        "striped": (70, "striped", 3, (0, 1, 2), torch.float32, dict(forced=("current",))),
-        "contiguous_bfloat16": (96, "contiguous", 40, (0, 1, 2), torch.bfloat16, dict(scale=0.3)),
-        "no_compressed_branch": (90, "balanced", 0, (1,), torch.float32, {}),
-        "lists_from_outside": (75, "zigzag", 7, (1, 2), torch.float32, dict(block_indices=True)),
-        "less_than_a_block": (9, "zigzag", 4, (0, 1, 2), torch.float32, {}),
-        "fewer_rows_than_ranks": (1, "zigzag", 4, (0, 1, 2), torch.float32, {}),
-    }[name]
+    rows, order, window, gates, dtype, given = NSA[name]
     torch.manual_seed(7)
-    batch = 2
+    batch, dtype = 2, dtype if DEVICE == "cpu" else torch.bfloat16
     shapes = ((HEADS, SIZE), (KV_HEADS, SIZE), (KV_HEADS, SIZE_V), (HEADS, SIZE_V))
     *tensors, d_out = (torch.randn(batch, rows, *shape).to(dtype) for shape in shapes)
     tensors += [torch.rand(batch, rows, HEADS) for _ in gates]
@@ -225,8 +229,7 @@ def check_words(rank, ranks):
 
 def worlds():
     of_cases = {case.name: (check_lists, (case,)) for case in cases()}
-    names = ("zigzag", "striped", "contiguous_bfloat16", "no_compressed_branch", "lists_from_outside")
-    of_cases |= {f"nsa_{name}": (check_nsa, (name,)) for name in (*names, "less_than_a_block", "fewer_rows_than_ranks")}
+    of_cases |= {f"nsa_{name}": (check_nsa, (name,)) for name in NSA}
     of_cases |= {"what_is_sent": (check_what_is_sent, ()), "words": (check_words, ())}
     page = (distributed_ranks.check_page, ("## Lists of key blocks",))
     return {"2": (2, of_cases), "3": (3, of_cases), "page": (2, {"page": page})}

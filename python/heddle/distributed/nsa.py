@@ -18,7 +18,7 @@ from .attention import _check, _check_rows
 from .keys import KeysToRows
 from .pieces import Layout, share_of, shares_of_needs
 from .plan import Plan, Run
-from .ranks import Ranks
+from .ranks import Ranks, on_device_of
 from .sparse import (
     BLOCK_SIZES,
     SHOWN,
@@ -28,6 +28,7 @@ from .sparse import (
     one_sequence,
     over_lists,
     position_of,
+    refuse_capture,
     rows_of,
 )
 
@@ -64,7 +65,8 @@ def parallel_nsa(
 
     Every rank calls this at the same place of its program, with its own rows. A block is pooled by the rank that has its first key,
     which gets the others; the pooled keys go to all ranks. Each then chooses its rows' blocks, and gets the keys of these, and those
-    of its rows' windows. On the CPU, of batched sequences.
+    of its rows' windows. Of batched sequences, on the CPU and on GPUs, where the host waits for what the lists name, so that no graph can be
+    captured of it.
 
     Args:
       q, k, v: this rank's rows in the plan's order, [B, rows, HQ, D], [B, rows, H, D], [B, rows, H, Dv]; float32, float16 or bfloat16.
@@ -94,7 +96,8 @@ def parallel_nsa(
             "is causal, and says its window itself"
         )
     ranks = Ranks(_NAME, plan, group, timeout)
-    if _check(q, k, v, _NAME, ("cpu",)):
+    refuse_capture(_NAME, q)
+    if _check(q, k, v, _NAME):
         raise ValueError(f"[{_NAME}] q is {list(q.shape)}: it must be [B, rows, HQ, D]")
     _check_rows(q, k, v, plan, ranks.rank, False, _NAME)
     count = checks.integer(_NAME, "block_counts", block_counts, 0)
@@ -126,7 +129,28 @@ def parallel_nsa(
             },
         },
         SHOWN,
+        q.device,
     )
+    with on_device_of(q):
+        return _computed(q, k, v, gates, block_indices, count, block_size, window, scale, chosen, ranks, plan)
+
+
+def _computed(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    gates: dict[str, torch.Tensor | None],
+    block_indices: torch.Tensor | None,
+    count: int,
+    block_size: int,
+    window: int,
+    scale: float,
+    chosen: Any,
+    ranks: Ranks,
+    plan: Plan,
+) -> torch.Tensor:
+    """parallel_nsa() of arguments that have been checked, and that ranks agree on."""
+    g_cmp, g_slc, g_swa = gates.values()
     # A rank without rows makes every call, too, of none: others wait for its part, forward and backward.
     runs = plan.runs(ranks.rank) or [Run(0, 1, 0, 0)]
 
@@ -164,10 +188,13 @@ def parallel_nsa(
         # What is no block in 64 bits is none in 32.
         blocks = block_indices[..., :count].clamp(-1, checks.LARGEST).int().contiguous()
     of_lists = Lists(blocks, None, None, None, None, block_size, 1)
-    selected, _ = over_lists(q, k, v, None, ranks, plan, of_lists, scale, "float32")
+    # Kernels of GPUs have no gradients beside a float32 out.
+    selected, _ = over_lists(q, k, v, None, ranks, plan, of_lists, scale, None if q.is_cuda else "float32")
     branches.append((selected, g_slc))
     if g_swa is not None:
-        k_near, v_near = _fetched(ranks, layout_of_needs(plan, ranks.rank, _windows(plan, window)), "needed", k, v)
+        k_near, v_near = _fetched(
+            ranks, layout_of_needs(plan, ranks.rank, _windows(plan, window), q.device), "needed", k, v
+        )
 
         def near(x: torch.Tensor, run: Run) -> torch.Tensor:
             first = max(run.begin - window + 1, 0)
@@ -192,11 +219,11 @@ def _pooled(ranks: Ranks, plan: Plan, k: torch.Tensor, v: torch.Tensor, size: in
     blocks = [np.flatnonzero(owner == r) for r in range(plan.ranks)]
     needs = [(of_rank[:, None] * size + np.arange(size)).flatten() for of_rank in blocks]
     lengths = [plan.rows_of(r) for r in range(plan.ranks)]
-    own = Layout(lengths, [], True, len(needs[ranks.rank]), shares_of_needs(plan, ranks.rank, needs))
+    own = Layout(lengths, [], True, len(needs[ranks.rank]), shares_of_needs(plan, ranks.rank, needs)).on(k.device)
     means = (pool_keys(x, size) for x in _fetched(ranks, own, "needed", k, v))
     local = np.arange(len(blocks[ranks.rank]))
     shares = [share_of(np.arange(len(x)), x, local, blocks[ranks.rank]) for x in blocks]
-    everywhere = Layout([len(x) for x in blocks], [], True, count, shares)
+    everywhere = Layout([len(x) for x in blocks], [], True, count, shares).on(k.device)
     return _fetched(ranks, everywhere, "gather", *means)
 
 

@@ -187,6 +187,10 @@ class Layout(NamedTuple):
     most_early: int = 0
     splits_keys: bool = False
 
+    def on(self, device: torch.device) -> Layout:
+        """What is exchanged by index is there."""
+        return self._replace(shares=[share.to(device) for share in self.shares])
+
 
 def layout_of(plan: Plan, rank: int, scheme: str, device: torch.device) -> Layout:
     def made() -> Layout:
@@ -208,9 +212,9 @@ def layout_of(plan: Plan, rank: int, scheme: str, device: torch.device) -> Layou
             needed = [np.frombuffer(plan._native.needed_keys(r), np.int64) for r in ranks]
             keys, shares = len(needed[rank]), shares_of_needs(plan, rank, needed, first)
         pairs = max(plan.pairs(r) for r in ranks)
-        shares = [share.to(device) for share in shares]
         most_keys, splits = max(map(len, needed)), plan._splits_keys(scheme)
-        return Layout(lengths, steps, once, keys, shares, pairs, most_keys, *_most(plan, needed, first), splits)
+        most = _most(plan, needed, first)
+        return Layout(lengths, steps, once, keys, shares, pairs, most_keys, *most, splits).on(device)
 
     kept: Layout = plan._keep((scheme, rank, device), made)
     return kept

@@ -18,7 +18,7 @@ from .attention import _bits, _check, _check_heads, _check_rows, _number, _scale
 from .keys import KeysToRows
 from .pieces import Layout, shares_of_needs
 from .plan import Plan
-from .ranks import Ranks
+from .ranks import Ranks, on_device_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -93,7 +93,8 @@ def sparse_attention(
     names, wherever they lie. With gradients, which every rank must ask for alike.
 
     Every rank calls this at the same place of its program, with its own rows and their lists. It tells the others which blocks these
-    name, and gets the keys of those, and no others; the gradients of keys go back. On the CPU, of batched sequences.
+    name, and gets the keys of those, and no others; the gradients of keys go back. Of batched sequences, on the CPU and on GPUs, where the
+    host waits for what the lists name, so that no graph can be captured of it.
 
     Args:
       q, k, v: this rank's rows in the plan's order, [B, rows, H, D], [B, rows, Hkv, D], [B, rows, Hkv, Dv]; float32, float16 or bfloat16.
@@ -109,7 +110,7 @@ def sparse_attention(
 
     Returns:
       out [B, rows, H, Dv] of q's dtype, the bits of one process; with return_lse a pair with lse, float32 [B, H, rows]. Gradients of keys
-      are summed in float32, in the order of ranks.
+      are summed in float32, in the order of ranks; on GPUs what each of a rank's runs of rows adds has been rounded to q's dtype.
 
     Raises:
       ValueError: a bad argument, before anything is sent; the message names it, its value and the rule. Also, on every rank, ranks that
@@ -121,12 +122,13 @@ def sparse_attention(
         raise TypeError(f"[{_NAME}] plan is a {type(plan).__name__}: it must be of heddle.distributed.plan")
     one_sequence(_NAME, plan)
     ranks = Ranks(_NAME, plan, group, timeout)
-    if _check(q, k, v, _NAME, ("cpu",)):
+    if _check(q, k, v, _NAME):
         raise ValueError(
             f"[{_NAME}] q is {list(q.shape)}: it must be [B, rows, H, D]; lists over ranks are not of packed rows"
         )
     _check_rows(q, k, v, plan, ranks.rank, False, _NAME)
     _check_heads(sink, "sink", q, _NAME)
+    refuse_capture(_NAME, q)
     lists = Lists(blocks, counts, offsets, masks, mask_ids, block_size, query_rows)
     _check_lists(lists, q, plan, ranks.rank)
     wanted = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, sink))
@@ -141,9 +143,16 @@ def sparse_attention(
             "whether a gradient of the sink is": int(wanted and sink is not None and sink.requires_grad),
         },
         SHOWN,
+        q.device,
     )
-    out, lse = over_lists(q, k, v, sink, ranks, plan, lists, scale)
+    with on_device_of(q):
+        out, lse = over_lists(q, k, v, sink, ranks, plan, lists, scale)
     return (out, lse) if return_lse else out
+
+
+def refuse_capture(operation: str, q: torch.Tensor) -> None:
+    if q.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(f"[{operation}] the call is captured in a graph, and the host reads which blocks lists name")
 
 
 def over_lists(
@@ -208,10 +217,11 @@ class Lists(NamedTuple):
 
     def listed(self, keys: int) -> torch.Tensor:
         """uint8 [blocks of so many keys]: 1 where a list of any sequence or head names the block."""
-        out = torch.zeros(-(-keys // self.block_size), dtype=torch.uint8)
+        device = self.blocks.device
+        out = torch.zeros(-(-keys // self.block_size), dtype=torch.uint8, device=device)
         there = (self.blocks >= 0) & (self.blocks < len(out))
         if self.counts is not None:
-            there &= torch.arange(self.blocks.shape[-1]) < self.counts[..., None]
+            there &= torch.arange(self.blocks.shape[-1], device=device) < self.counts[..., None]
         out[self.blocks[there].long()] = 1
         return out
 
@@ -227,7 +237,7 @@ def one_sequence(operation: str, plan: Plan) -> None:
 def _check_lists(lists: Lists, q: torch.Tensor, plan: Plan, rank: int) -> None:
     for name, x in zip(Lists._fields, lists[:5]):
         if x is not None and (x.dtype != torch.int32 or x.device != q.device):
-            raise ValueError(f"[{_NAME}] {name} is {x.dtype} on {x.device}: it must be int32 on the CPU")
+            raise ValueError(f"[{_NAME}] {name} is {x.dtype} on {x.device}: it must be int32 on {q.device}")
     if lists.block_size not in BLOCK_SIZES:
         raise ValueError(f"[{_NAME}] block_size is {lists.block_size}: it must be 16, 32, 64 or 128")
     share = lists.query_rows
@@ -267,11 +277,11 @@ def _check_lists(lists: Lists, q: torch.Tensor, plan: Plan, rank: int) -> None:
             )
 
 
-def layout_of_needs(plan: Plan, rank: int, needs: list[Any]) -> Layout:
+def layout_of_needs(plan: Plan, rank: int, needs: list[Any], device: torch.device) -> Layout:
     """What the scheme ``needed`` exchanges where rank r needs the keys needs[r], numbers of the whole's rows in ascending order; they
     lie where they lie in the whole, so that blocks and positions are the whole's. What is not needed is 0."""
     lengths = [plan.rows_of(r) for r in range(plan.ranks)]
-    return Layout(lengths, [], True, plan.rows, shares_of_needs(plan, rank, needs, in_place=True))
+    return Layout(lengths, [], True, plan.rows, shares_of_needs(plan, rank, needs, in_place=True)).on(device)
 
 
 class _ListedKeysToRows:
@@ -282,8 +292,8 @@ class _ListedKeysToRows:
         self._runs = plan.runs(ranks.rank)
         own = lists.listed(plan.rows)
         of_ranks = ranks.all_gather(own, [len(own)] * ranks.size, "listed blocks told")
-        needs = [np.flatnonzero(np.repeat(x.numpy(), lists.block_size)[: plan.rows]) for x in of_ranks]
-        self._keys = KeysToRows(ranks, layout_of_needs(plan, ranks.rank, needs), "needed", {})
+        needs = [np.flatnonzero(np.repeat(x.cpu().numpy(), lists.block_size)[: plan.rows]) for x in of_ranks]
+        self._keys = KeysToRows(ranks, layout_of_needs(plan, ranks.rank, needs, own.device), "needed", {})
         causal = "top_left" if plan.is_causal else "none"
         self._options: dict[str, Any] = {
             "causal": causal,
@@ -306,7 +316,8 @@ class _ListedKeysToRows:
         k, v = self._keys.at_once(k, v)
         batch, rows, heads, _ = q.shape
         dtype = torch.float32 if self._options["out_dtype"] else q.dtype
-        o, lse = torch.empty(batch, rows, heads, v.shape[3], dtype=dtype), torch.empty(batch, heads, rows)
+        o = q.new_empty(batch, rows, heads, v.shape[3], dtype=dtype)
+        lse = torch.empty(batch, heads, rows, device=q.device)
         for at, lists, options in self._calls():
             attention_of_lists(
                 q[:, at], k, v, return_lse=True, out=o[:, at], lse_out=lse[..., at], sink=sink, **lists._asdict(), **options
@@ -325,13 +336,15 @@ class _ListedKeysToRows:
         d_lse: torch.Tensor | None,
         wants_sink: bool,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Gradients, float32."""
+        """Gradients, float32. Kernels of GPUs write them in the operands' dtype."""
         rows = k.shape[1]
         k, v = self._keys.at_once(k, v)
-        dq, dk, dv = (torch.zeros(x.shape) for x in (q, k, v))
+        written = q.dtype if q.is_cuda else torch.float32
+        dq = torch.zeros(q.shape, dtype=written, device=q.device)
+        dk, dv = (torch.zeros(x.shape, device=x.device) for x in (k, v))
         dsink = torch.zeros_like(sink) if wants_sink and sink is not None else None
         for at, lists, options in self._calls():
-            adds = [torch.zeros_like(x) for x in (dk, dv)]
+            adds = [torch.zeros_like(x, dtype=written) for x in (dk, dv)]
             of_sink = None if dsink is None else torch.zeros_like(dsink)
             items = native_items(options_tuple(q[:, at], options | {"sink": sink}))
             of_lse = None if d_lse is None else d_lse[..., at]
@@ -370,6 +383,7 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, d_o: Any, d_lse: Any) -> Any:
         q, k, v, sink, out, lse = ctx.saved_tensors
         d_o = torch.zeros_like(out) if d_o is None else d_o
-        found = ctx.call.backward(q, k, v, sink, out, lse, d_o, d_lse, ctx.needs_input_grad[3])
+        with on_device_of(q):
+            found = ctx.call.backward(q, k, v, sink, out, lse, d_o, d_lse, ctx.needs_input_grad[3])
         needs = ctx.needs_input_grad
         return (*(x.to(y.dtype) if need else None for x, y, need in zip(found, (q, k, v, sink), needs)), None)
