@@ -190,8 +190,8 @@ void run(int rank, int ranks, const std::string& file, int64_t rows, Scheme sche
   int gpus = 0;
   check(cudaGetDeviceCount(&gpus));
   check(cudaSetDevice(rank % std::max(gpus, 1)));
-  // No timeout: a call is put on the stream and returns. A rank that is lost is waited for until its peers are ended.
-  const auto communicator = nccl_communicator(common_id(rank, file), ranks, rank);
+  // A call is put on the stream and returns. A rank that is lost is an error after the timeout.
+  const auto communicator = nccl_communicator(common_id(rank, file), ranks, rank, {.timeout = std::chrono::minutes(1)});
   if (rank == 0) std::filesystem::remove(file);  // all have read it, since the communicator is there
   const Plan plan({.rows = rows,
                    .ranks = ranks,

@@ -206,8 +206,8 @@ class Transfer {
  public:
   virtual ~Transfer() = default;
   // Memory of the host: returns when the exchange is done. A GPU's: what is put on the communicator's stream from now
-  // on finds it done; the host itself waits only where there is a timeout. Throws RuntimeError, with the exchange and
-  // the rank that it waited for, if that takes longer than the timeout.
+  // on finds it done; the host itself waits only where the transport was told so (NcclOptions::host_waits). Throws
+  // RuntimeError, with the exchange and the rank that it waited for, if that takes longer than the timeout.
   virtual void wait() = 0;
 };
 
@@ -218,8 +218,8 @@ class Transfer {
 // was made and that is current in each call. All functions below but all_gather_on_host() and barrier() then take
 // memory of that GPU and return without waiting for it: they are in the order of one stream, use_stream()'s. An
 // exchange begins when what was put on the stream before it is done, and what is put there after wait() comes after it;
-// between the two the stream goes on beside it. So a capture of the stream holds exchanges, too, if there is no
-// timeout.
+// between the two the stream goes on beside it. So a capture of the stream holds exchanges, too, where the host does
+// not wait for them.
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -231,6 +231,9 @@ class Communicator {
   // RankAttention calls it with Runtime::stream.
   virtual void use_stream(void* stream);
   virtual void* stream() const { return nullptr; }
+  // Throws RuntimeError, with the exchange and the rank, if an exchange has failed beside the host: after an error of
+  // CUDA it says whether that was the reason. Nothing in a transport whose calls throw themselves.
+  virtual void throw_if_failed() {}
   // Starts sending `out` to one rank and receiving `in`, as many bytes as that sends, from another; what is empty is
   // not sent. `what` is for errors. Exchanges that receive from the same rank are waited for in the order in which
   // they were started, which is that of its sending. On a GPU exchanges are done one after the other: two ranks that
@@ -281,9 +284,9 @@ struct Gradients {
 //
 // Tensors lie where the communicator's messages do (Communicator::device). On a GPU a call is put on Runtime::stream
 // and returns; calls on several streams are ordered by who makes them. Nothing waits on the host but the first call
-// with a plan, shapes and options, which compares them, and exchanges that have a timeout. So a call that was made
-// before may be captured into a CUDA graph, and be replayed where all ranks replay theirs; the graph is done with
-// before this is destroyed. Gradients there have no ALiBi, and sums are the same each time
+// with a plan, shapes and options, which compares them, and exchanges that the transport was told to wait for. So a
+// call that was made before may be captured into a CUDA graph, and be replayed where all ranks replay theirs; the graph
+// is done with before this is destroyed. Gradients there have no ALiBi, and sums are the same each time
 // (AttentionOptions::deterministic).
 class RankAttention {
  public:

@@ -20,10 +20,18 @@ struct NcclId {
 NcclId new_nccl_id();
 
 struct NcclOptions {
-  // None: nothing waits on the host, and a rank that is lost is waited for on the GPU for ever. Given: the host waits
-  // for each exchange, and for what was put on its stream before it. One that takes longer, or that NCCL says has
-  // failed, throws RuntimeError, and the communicator is aborted: each later exchange throws.
-  std::optional<std::chrono::milliseconds> timeout = {};
+  // How long all ranks may take to make the communicator, to begin an exchange, to end it once it has begun, and to
+  // leave. None: for ever.
+  std::optional<std::chrono::milliseconds> timeout = std::chrono::minutes(10);
+  // Who finds that an exchange takes longer, or that NCCL says it has failed, and what follows. Either way exchanges
+  // are aborted, and each later call of the communicator throws RuntimeError with the exchange and the rank.
+  //   false: a thread of the communicator, beside the host, which goes on. What this process has on the GPU is ended so
+  //     that nothing behind the exchange is taken for a result: this and each later call of CUDA there fails. Each
+  //     exchange has a kernel of one thread behind it for that. What is captured into a CUDA graph is not watched when
+  //     the graph runs: there a lost rank is waited for.
+  //   true: the host, which waits for each exchange, and for what was put on its stream before it. Transfer::wait()
+  //     throws, and the GPU is as usable as before. Nothing can be captured.
+  bool host_waits = false;
   // How many multiprocessors an exchange takes at most (NCCL's maxCTAs), from 1 on, while products run on the others.
   // 0: NCCL's choice.
   int multiprocessors = 0;
@@ -40,8 +48,9 @@ struct NcclOptions {
 // Throws Error on a bad argument, RuntimeError where NCCL fails.
 std::unique_ptr<Communicator> nccl_communicator(const NcclId& id, int size, int rank, const NcclOptions& options = {});
 // The same of an ncclComm_t of the current GPU, which the caller keeps, destroys afterwards, and does not use beside a
-// call. Options::multiprocessors was chosen when it was made, and is 0 here. With a timeout, which takes a communicator
-// that was made with blocking 0, ncclCommAbort() has been called on it where an exchange has failed: it is gone then.
+// call. NcclOptions::multiprocessors was chosen when it was made, and is 0 here. It should have been made with blocking
+// 0: else the first exchange of two ranks may wait for one that is lost inside of NCCL, which no timeout ends. Where an
+// exchange has failed it is the caller's to abort; with host_waits ncclCommAbort() has been called on it: it is gone.
 std::unique_ptr<Communicator> nccl_communicator(void* comm, const NcclOptions& options = {});
 
 }  // namespace heddle::distributed

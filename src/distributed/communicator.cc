@@ -77,7 +77,12 @@ void Communicator::all_gather_on_host(std::span<const std::byte> part, std::span
     at += one.size();
   }
   all_gather({own.get(part.size()), part.size()}, there, what);
-  for (std::size_t r = 0; r < parts.size(); ++r) memory->read(parts[r].data(), there[r].data(), parts[r].size());
+  try {
+    for (std::size_t r = 0; r < parts.size(); ++r) memory->read(parts[r].data(), there[r].data(), parts[r].size());
+  } catch (const RuntimeError&) {
+    throw_if_failed();
+    throw;
+  }
   memory->end_of_call();
 }
 

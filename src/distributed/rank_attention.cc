@@ -42,6 +42,17 @@ class OnStream {
   Memory& memory_;
 };
 
+// What fails because an exchange has says that.
+template <class Body>
+void with_the_reason(Communicator& communicator, const Body& body) {
+  try {
+    body();
+  } catch (const RuntimeError&) {
+    communicator.throw_if_failed();
+    throw;
+  }
+}
+
 }  // namespace
 
 RankAttention::RankAttention(const Plan& plan, Communicator& communicator, Scheme scheme) {
@@ -60,8 +71,10 @@ void RankAttention::forward(const TensorView& q, const TensorView& k, const Tens
   State& s = *state_;
   const Call call = checked_call(kForward, s.plan, s.scheme, s.communicator, q, k, v, o, lse, options, runtime);
   const OnStream here(*s.memory, s.communicator, runtime.stream);
-  s.agreement.require(words_of(call, s.plan, s.scheme, s.across, nullptr));
-  s.run->forward(call);
+  with_the_reason(s.communicator, [&] {
+    s.agreement.require(words_of(call, s.plan, s.scheme, s.across, nullptr));
+    s.run->forward(call);
+  });
 }
 
 void RankAttention::backward(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& o,
@@ -72,23 +85,25 @@ void RankAttention::backward(const TensorView& q, const TensorView& k, const Ten
   check_backward(call, s.plan, s.scheme, d_o, d_lse, gradients);
   const bool dkv = gradients.dk.given() || gradients.dv.given();
   const OnStream here(*s.memory, s.communicator, runtime.stream);
-  s.agreement.require(words_of(call, s.plan, s.scheme, s.across, &gradients));
+  with_the_reason(s.communicator, [&] {
+    s.agreement.require(words_of(call, s.plan, s.scheme, s.across, &gradients));
 
-  const std::int64_t rows = q.shape[1], H = q.shape[2];
-  const std::span<float> of_keys = s.run->backward(call, {d_o, d_lse, gradients.dq}, dkv);
-  const KeyBlock block = call.gradients();
-  if (gradients.dk.given()) s.memory->copy_rows(block.k(of_keys.data(), rows), gradients.dk, rows);
-  if (gradients.dv.given()) s.memory->copy_rows(block.v(of_keys.data(), rows), gradients.dv, rows);
-  if (!gradients.dsink.given()) return;
-  // Sent from memory of the rank's own, which transports reach.
-  const std::span<float> sinks = s.sinks.filled((s.communicator.size() + 1) * H, 0);
-  const std::span<float> sum = sinks.first(static_cast<std::size_t>(H));
-  if (rows > 0 && q.shape[0] > 0) {
-    Calls(options, runtime, s.of_sink)
-        .sink_gradient({q, o, lse}, {d_o, d_lse, {}}, k, v, s.memory->view(sum.data(), DType::f32, {H}));
-  }
-  s.communicator.all_reduce(sum, sinks.subspan(sum.size()), "gradient of the sink summed");
-  s.memory->copy(gradients.dsink.data, sum.data(), sum.size_bytes());
+    const std::int64_t rows = q.shape[1], H = q.shape[2];
+    const std::span<float> of_keys = s.run->backward(call, {d_o, d_lse, gradients.dq}, dkv);
+    const KeyBlock block = call.gradients();
+    if (gradients.dk.given()) s.memory->copy_rows(block.k(of_keys.data(), rows), gradients.dk, rows);
+    if (gradients.dv.given()) s.memory->copy_rows(block.v(of_keys.data(), rows), gradients.dv, rows);
+    if (!gradients.dsink.given()) return;
+    // Sent from memory of the rank's own, which transports reach.
+    const std::span<float> sinks = s.sinks.filled((s.communicator.size() + 1) * H, 0);
+    const std::span<float> sum = sinks.first(static_cast<std::size_t>(H));
+    if (rows > 0 && q.shape[0] > 0) {
+      Calls(options, runtime, s.of_sink)
+          .sink_gradient({q, o, lse}, {d_o, d_lse, {}}, k, v, s.memory->view(sum.data(), DType::f32, {H}));
+    }
+    s.communicator.all_reduce(sum, sinks.subspan(sum.size()), "gradient of the sink summed");
+    s.memory->copy(gradients.dsink.data, sum.data(), sum.size_bytes());
+  });
 }
 
 }  // namespace heddle::distributed

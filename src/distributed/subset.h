@@ -23,6 +23,7 @@ class Subset : public Communicator {
   Device device() const override { return all_.device(); }
   void use_stream(void* stream) override { all_.use_stream(stream); }
   void* stream() const override { return all_.stream(); }
+  void throw_if_failed() override { all_.throw_if_failed(); }
   std::unique_ptr<Transfer> exchange(std::span<const std::byte> out, int to, std::span<std::byte> in, int from,
                                      const std::string& what) override {
     return all_.exchange(out, members_[static_cast<std::size_t>(to)], in, members_[static_cast<std::size_t>(from)],

@@ -93,6 +93,7 @@ void add_floats(float*, const float*, std::int64_t, void*) { throw RuntimeError(
 void move_rows(const TensorView&, const TensorView&, std::span<const RowMove>, bool, void*) {
   throw RuntimeError(kWithout);
 }
+void end_if(const int*, void*) { throw RuntimeError(kWithout); }
 
 // Operations that refuse their tensors have nothing to check.
 template <class Indices>

@@ -14,6 +14,7 @@
 
 #include "gpu/nccl_ranks.h"
 #include "kernels/distributed_cases.h"
+#include "kit/deadline.h"
 #include "kit/device_mirror.h"
 
 namespace heddle::kit::over_ranks {
@@ -158,12 +159,14 @@ INSTANTIATE_TEST_SUITE_P(Cases, GpuDistributedAttention,
                            return std::get<0>(info.param).of.name + "_on_" + std::to_string(std::get<1>(info.param));
                          });
 
-// Without a timeout nothing waits on the host: a call that was made before is captured, forward and backward.
-class GpuDistributedGraph : public ::testing::TestWithParam<int> {};
+// Nothing waits on the host, whether exchanges are watched or not: a call that was made before is captured, forward and
+// backward.
+class GpuDistributedGraph : public ::testing::TestWithParam<std::tuple<int, bool>> {};
 
 TEST_P(GpuDistributedGraph, HasTheBitsOfTheCalls) {
-  const int count = GetParam();
+  const auto& [count, watched] = GetParam();
   if (too_few_gpus(count)) GTEST_SKIP() << why_too_few(count);
+  const Deadline deadline(std::chrono::minutes(5));
   const Mask causal{.name = "causal", .causal = Causal::top_left};
   DistributedCase c{"graph", distributed_case_of(2, 301, 4, 2, DType::bf16), causal};
   c.spec.D = c.spec.Dv = 64;
@@ -171,11 +174,13 @@ TEST_P(GpuDistributedGraph, HasTheBitsOfTheCalls) {
   c.spec.d_lse = c.spec.sink = true;
   const Whole whole(c);
   const Plan plan(problem_of(c, count, Order::zigzag));
-  Ranks ranks(count, {.timeout = {}, .multiprocessors = 4});
+  NcclOptions options{.multiprocessors = 4};
+  if (!watched) options.timeout = {};
+  Ranks ranks(count, options);
   ASSERT_EQ(ranks.thrown(), std::vector<std::string>(static_cast<std::size_t>(count)));
   for (const Scheme scheme : kSchemes) {
     SCOPED_TRACE(name_of(scheme));
-    const std::vector<Share> with_timeout = run(patient_ranks(count), whole, plan, scheme);
+    const std::vector<Share> waited_for = run(patient_ranks(count), whole, plan, scheme);
     if (HasFailure()) return;  // the communicators may be gone
     std::vector<Share> called, replayed;
     for (int rank = 0; rank < count; ++rank) called.push_back(share_of(whole, plan, rank));
@@ -209,12 +214,16 @@ TEST_P(GpuDistributedGraph, HasTheBitsOfTheCalls) {
       graph.reset();
     });
     ASSERT_EQ(thrown, std::vector<std::string>(static_cast<std::size_t>(count)));
-    expect_same_bits(called, with_timeout);
+    expect_same_bits(called, waited_for);
     expect_same_bits(called, replayed);
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, GpuDistributedGraph, ::testing::Values(1, 2));
+INSTANTIATE_TEST_SUITE_P(Ranks, GpuDistributedGraph, ::testing::Combine(::testing::Values(1, 2), ::testing::Bool()),
+                         [](const auto& info) {
+                           return std::to_string(std::get<0>(info.param)) +
+                                  (std::get<1>(info.param) ? "_watched" : "_unwatched");
+                         });
 
 }  // namespace
 }  // namespace heddle::kit::over_ranks

@@ -20,7 +20,8 @@ using distributed::nccl_communicator;
 using distributed::NcclId;
 using distributed::NcclOptions;
 
-inline constexpr NcclOptions kPatient{.timeout = std::chrono::seconds(60)};
+// With an error in the call itself, behind which the GPU can still be used.
+inline constexpr NcclOptions kPatient{.timeout = std::chrono::seconds(60), .host_waits = true};
 
 inline bool too_few_gpus(int ranks) { return std::ssize(cuda::gpus().list) < ranks; }
 inline std::string why_too_few(int ranks) {

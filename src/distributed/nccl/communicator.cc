@@ -2,27 +2,20 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
+#include <atomic>
 #include <cstring>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
-#include "core/check.h"
+#include "cuda/rank_memory.h"
+#include "distributed/nccl/watch.h"
 #include "heddle/distributed_nccl.h"
 
 namespace heddle::distributed {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 static_assert(sizeof(NcclId) == sizeof(ncclUniqueId));
-
-void check_cuda(cudaError_t status, const std::string& what) {
-  if (status == cudaSuccess) return;
-  cudaGetLastError();  // not left for the next call to trip over
-  throw RuntimeError(text("[distributed] ", what, ": CUDA: ", cudaGetErrorString(status)));
-}
 
 void check_nccl(ncclResult_t result, const std::string& what) {
   if (result == ncclSuccess || result == ncclInProgress) return;
@@ -35,50 +28,31 @@ int current_gpu() {
   return gpu;
 }
 
-// Asks until there is an answer or time is over.
-class Patience {
+bool captured(cudaStream_t stream, const std::string& what) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check_cuda(cudaStreamIsCapturing(stream, &status), what);
+  return status != cudaStreamCaptureStatusNone;
+}
+
+// Of the host, and read by the GPU: 0, or 1 for good. It stays where kernels may still read it.
+class Flag {
  public:
-  explicit Patience(const std::optional<std::chrono::milliseconds>& timeout) {
-    if (timeout) end_ = Clock::now() + *timeout;
+  Flag() {
+    void* data = nullptr;
+    check_cuda(cudaHostAlloc(&data, sizeof(int), cudaHostAllocMapped | cudaHostAllocPortable), "communicator");
+    data_ = static_cast<int*>(data);
+    *data_ = 0;
   }
-  bool over() const { return end_ && Clock::now() > *end_; }
-  void pause() {
-    if (++tries_ < kBusyTries) {
-      std::this_thread::yield();
-    } else {
-      std::this_thread::sleep_for(std::chrono::microseconds(20));
-    }
+  Flag(const Flag&) = delete;
+  Flag& operator=(const Flag&) = delete;
+  ~Flag() {
+    if (*data_ == 0) cudaFreeHost(data_);
   }
+  const int* data() const { return data_; }
+  void raise() { std::atomic_ref(*data_).store(1); }
 
  private:
-  static constexpr int kBusyTries = 1000;
-  std::optional<Clock::time_point> end_;
-  int tries_ = 0;
-};
-
-// Events of exchanges, used again. One that was waited for may be: a wait is for what was recorded before it.
-class Events {
- public:
-  Events() = default;
-  Events(const Events&) = delete;
-  Events& operator=(const Events&) = delete;
-  ~Events() {
-    for (const cudaEvent_t event : free_) cudaEventDestroy(event);
-  }
-  cudaEvent_t take() {
-    cudaEvent_t event = nullptr;
-    if (free_.empty()) {
-      check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "event");
-    } else {
-      event = free_.back();
-      free_.pop_back();
-    }
-    return event;
-  }
-  void give_back(cudaEvent_t event) { free_.push_back(event); }
-
- private:
-  std::vector<cudaEvent_t> free_;
+  int* data_ = nullptr;
 };
 
 class NcclCommunicator : public Communicator {
@@ -89,21 +63,24 @@ class NcclCommunicator : public Communicator {
     std::memcpy(&unique, id.bytes.data(), sizeof unique);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     // Without a timeout nobody would look at what goes on in the background, and each exchange would start a thread.
-    config.blocking = options.timeout ? 0 : 1;
+    config.blocking = timeout_ ? 0 : 1;
     if (options.multiprocessors > 0) config.maxCTAs = options.multiprocessors;
     const std::string what = "communicator made";
     const ncclResult_t result = ncclCommInitRankConfig(&comm_, size, unique, rank, &config);
     if (result != ncclSuccess && result != ncclInProgress) comm_ = nullptr;
     check_nccl(result, what);
     settle(what, "waits for the other ranks");
+    watch();
   }
   NcclCommunicator(ncclComm_t comm, int size, int rank, const NcclOptions& options)
       : NcclCommunicator(options, size, rank, false) {
     comm_ = comm;
+    watch();
   }
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
   ~NcclCommunicator() override {
+    watch_.reset();  // it goes on until all is done, or has failed
     // What is on its way may never be done where a rank is lost; a timeout says how long that is believed in.
     if (comm_ != nullptr && owned_) {
       if (!timeout_ || (done_in_time() && finalized_in_time())) {
@@ -112,8 +89,8 @@ class NcclCommunicator : public Communicator {
         ncclCommAbort(comm_);
       }
     }
-    cudaEventDestroy(before_);
     cudaStreamDestroy(own_stream_);
+    if (end_stream_ != nullptr) cudaStreamDestroy(end_stream_);
   }
 
   int rank() const override { return rank_; }
@@ -122,6 +99,10 @@ class NcclCommunicator : public Communicator {
   Device device() const override { return Device::cuda; }
   void use_stream(void* stream) override { stream_ = static_cast<cudaStream_t>(stream); }
   void* stream() const override { return stream_; }
+  void throw_if_failed() override {
+    const std::lock_guard lock(mutex_);
+    if (!failure_.empty()) throw RuntimeError(failure_);
+  }
   std::unique_ptr<Transfer> exchange(std::span<const std::byte> out, int to, std::span<std::byte> in, int from,
                                      const std::string& what) override;
 
@@ -129,25 +110,82 @@ class NcclCommunicator : public Communicator {
   friend class NcclTransfer;
 
   NcclCommunicator(const NcclOptions& options, int size, int rank, bool owned)
-      : timeout_(options.timeout), size_(size), rank_(rank), owned_(owned), gpu_(current_gpu()) {
+      : timeout_(options.timeout),
+        host_waits_(options.host_waits),
+        size_(size),
+        rank_(rank),
+        owned_(owned),
+        gpu_(current_gpu()) {
     // Of the highest priority: an exchange takes the first multiprocessors that products leave.
     int least = 0, greatest = 0;
     check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "communicator");
     check_cuda(cudaStreamCreateWithPriority(&own_stream_, cudaStreamNonBlocking, greatest), "communicator");
-    check_cuda(cudaEventCreateWithFlags(&before_, cudaEventDisableTiming), "communicator");
+    if (!timeout_ || host_waits_) return;
+    failed_.emplace();
+    if (!owned_)
+      check_cuda(cudaStreamCreateWithPriority(&end_stream_, cudaStreamNonBlocking, greatest), "communicator");
+    // Loaded now: what loads a kernel may wait for one that waits for another rank.
+    cuda::end_if(failed_->data(), own_stream_);
+    check_cuda(cudaStreamSynchronize(own_stream_), "communicator");
+  }
+  void watch() {
+    if (!failed_) return;
+    const auto fault = [this] {
+      const std::lock_guard lock(mutex_);
+      std::string said;
+      if (comm_ != nullptr) state(said);
+      return said;
+    };
+    const auto failed = [this](const std::string& exchange, const std::string& why) { give_up(exchange + ", " + why); };
+    watch_.emplace(gpu_, *timeout_, fault, failed);
   }
 
-  void require_usable(const std::string& what) const;
+  void require_usable(const std::string& what);
   // Until NCCL has taken what it was given. waits: what this rank does meanwhile, for the error.
   void settle(const std::string& what, const std::string& waits);
   // Until the event is there. Throws as settle() does.
   void wait_on_host(cudaEvent_t event, const std::string& what, const std::string& waits);
-  [[noreturn]] void fail(const std::string& what, const std::string& waits, const std::string& why);
-  void require_no_error(const std::string& what, const std::string& waits, ncclResult_t state) {
-    if (state == ncclSuccess || state == ncclInProgress) return;
-    const char* const said = ncclGetLastError(comm_);
-    fail(what, waits,
-         text("and NCCL says: ", ncclGetErrorString(state), said != nullptr ? ", " : "", said != nullptr ? said : ""));
+
+  std::string named(const std::string& what, const std::string& waits) const {
+    return text("[distributed] ", what, ": rank ", rank_, " ", waits);
+  }
+  // Later calls say this. From any thread; the first one counts.
+  void give_up(const std::string& said) {
+    ncclComm_t comm = nullptr;
+    {
+      const std::lock_guard lock(mutex_);
+      if (!failure_.empty()) return;
+      failure_ = said;
+      // Before exchanges end, which then are no results.
+      if (failed_) failed_->raise();
+      if (owned_ || host_waits_) comm = std::exchange(comm_, nullptr);
+    }
+    if (comm != nullptr) {
+      ncclCommAbort(comm);  // what NCCL has on the GPU ends, so that memory may be given back
+    } else if (failed_) {
+      try {
+        cuda::end_if(failed_->data(), end_stream_);
+      } catch (const RuntimeError&) {  // then the GPU's work has ended already
+      }
+    }
+  }
+  [[noreturn]] void fail(const std::string& what, const std::string& waits, const std::string& why) {
+    give_up(named(what, waits) + ", " + why);
+    throw_if_failed();
+    throw RuntimeError(named(what, waits));  // not reached
+  }
+  // What NCCL is at; said: what has failed, or stays empty. With the lock.
+  ncclResult_t state(std::string& said) {
+    ncclResult_t now = ncclSuccess;
+    const ncclResult_t asked = ncclCommGetAsyncError(comm_, &now);
+    said = fault_of(asked == ncclSuccess ? now : asked);
+    return now;
+  }
+  std::string fault_of(ncclResult_t result) {
+    if (result == ncclSuccess || result == ncclInProgress) return {};
+    const char* const last = ncclGetLastError(comm_);
+    return text("and NCCL says: ", ncclGetErrorString(result), last != nullptr ? ", " : "",
+                last != nullptr ? last : "");
   }
   std::string in_vain() const { return text("in vain for ", timeout_->count(), " ms"); }
   bool done_in_time() const {
@@ -171,13 +209,18 @@ class NcclCommunicator : public Communicator {
   }
 
   const std::optional<std::chrono::milliseconds> timeout_;
+  const bool host_waits_;
   const int size_, rank_;
   const bool owned_;
   const int gpu_;
+  std::mutex mutex_;           // of these two, and of NCCL's calls with comm_
   ncclComm_t comm_ = nullptr;  // null: aborted
+  std::string failure_;
   cudaStream_t own_stream_ = nullptr, stream_ = nullptr;
-  cudaEvent_t before_ = nullptr;  // what the caller's stream has before an exchange
+  cudaStream_t end_stream_ = nullptr;  // of a caller's communicator, which is his to abort
+  std::optional<Flag> failed_;         // where exchanges are watched
   Events events_;
+  std::optional<Watch> watch_;
 };
 
 // Of an exchange that has nothing to send and nothing to receive.
@@ -188,41 +231,29 @@ class NoTransfer : public Transfer {
 
 class NcclTransfer : public Transfer {
  public:
-  NcclTransfer(NcclCommunicator& of, cudaEvent_t done, std::string what, std::string waits)
-      : of_(of), done_(done), what_(std::move(what)), waits_(std::move(waits)) {}
-  NcclTransfer(const NcclTransfer&) = delete;
-  NcclTransfer& operator=(const NcclTransfer&) = delete;
-  ~NcclTransfer() override { of_.events_.give_back(done_); }
+  NcclTransfer(NcclCommunicator& of, Event done, std::string what, std::string waits)
+      : of_(of), done_(std::move(done)), what_(std::move(what)), waits_(std::move(waits)) {}
 
   void wait() override {
     if (waited_) return;
-    if (of_.timeout_) of_.wait_on_host(done_, what_, waits_);
-    check_cuda(cudaStreamWaitEvent(of_.stream_, done_, 0), what_);
+    if (of_.host_waits_) of_.wait_on_host(done_.get(), what_, waits_);
+    of_.throw_if_failed();
+    check_cuda(cudaStreamWaitEvent(of_.stream_, done_.get(), 0), what_);
     waited_ = true;
   }
 
  private:
   NcclCommunicator& of_;
-  const cudaEvent_t done_;
+  const Event done_;
   const std::string what_, waits_;
   bool waited_ = false;
 };
 
-void NcclCommunicator::require_usable(const std::string& what) const {
-  if (comm_ == nullptr) {
-    throw RuntimeError(text("[distributed] ", what, ": rank ", rank_, "'s communicator was aborted after an error"));
-  }
+void NcclCommunicator::require_usable(const std::string& what) {
+  throw_if_failed();
   const int gpu = current_gpu();
   if (gpu != gpu_) {
     throw Error(text("[distributed] ", what, ": the current GPU is ", gpu, ": it must be the communicator's, ", gpu_));
-  }
-  if (!timeout_) return;
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  check_cuda(cudaStreamIsCapturing(stream_, &status), what);
-  if (status != cudaStreamCaptureStatusNone) {
-    throw Error(text("[distributed] ", what,
-                     ": the stream is captured and the communicator has a timeout: the host would wait for what does "
-                     "not run yet"));
   }
 }
 
@@ -230,62 +261,79 @@ std::unique_ptr<Transfer> NcclCommunicator::exchange(std::span<const std::byte> 
                                                      int from, const std::string& what) {
   if (out.empty() && in.empty()) return std::make_unique<NoTransfer>();
   require_usable(what);
+  const bool in_graph = timeout_ && captured(stream_, what);
+  if (in_graph && host_waits_) {
+    throw Error(text("[distributed] ", what,
+                     ": the stream is captured and host_waits is true: the host would wait for what does not run yet"));
+  }
   const std::string waits = in.empty() ? text("sends to rank ", to) : text("waits for rank ", from);
-  check_cuda(cudaEventRecord(before_, stream_), what);
-  check_cuda(cudaStreamWaitEvent(own_stream_, before_, 0), what);
-  // In one group, so that neither waits for the other. A group that was begun is ended.
-  ncclResult_t results[] = {ncclGroupStart(), ncclSuccess, ncclSuccess, ncclSuccess};
-  require_no_error(what, waits, results[0]);
-  if (!out.empty()) results[1] = ncclSend(out.data(), out.size(), ncclUint8, to, comm_, own_stream_);
-  if (!in.empty()) results[2] = ncclRecv(in.data(), in.size(), ncclUint8, from, comm_, own_stream_);
-  results[3] = ncclGroupEnd();
-  for (const ncclResult_t result : results) require_no_error(what, waits, result);
+  Event before = events_.recorded(stream_, what);
+  check_cuda(cudaStreamWaitEvent(own_stream_, before.get(), 0), what);
+  std::string said;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!failure_.empty()) throw RuntimeError(failure_);
+    // In one group, so that neither waits for the other. A group that was begun is ended.
+    ncclResult_t results[] = {ncclGroupStart(), ncclSuccess, ncclSuccess, ncclSuccess};
+    if (results[0] == ncclSuccess) {
+      if (!out.empty()) results[1] = ncclSend(out.data(), out.size(), ncclUint8, to, comm_, own_stream_);
+      if (!in.empty()) results[2] = ncclRecv(in.data(), in.size(), ncclUint8, from, comm_, own_stream_);
+      results[3] = ncclGroupEnd();
+    }
+    for (const ncclResult_t result : results) {
+      if (said.empty()) said = fault_of(result);
+    }
+  }
+  if (!said.empty()) fail(what, waits, said);
   settle(what, waits);
-  const cudaEvent_t done = events_.take();
-  const cudaError_t recorded = cudaEventRecord(done, own_stream_);
-  if (recorded != cudaSuccess) events_.give_back(done);
-  check_cuda(recorded, what);
-  return std::make_unique<NcclTransfer>(*this, done, what, waits);
+  const bool watched = watch_ && !in_graph;
+  if (watched) cuda::end_if(failed_->data(), own_stream_);  // an exchange that was aborted is done, too
+  Event done = events_.recorded(own_stream_, what);
+  if (watched) watch_->add(std::move(before), done, named(what, waits));
+  return std::make_unique<NcclTransfer>(*this, std::move(done), what, waits);
 }
 
 void NcclCommunicator::settle(const std::string& what, const std::string& waits) {
   Patience patience(timeout_);
   while (true) {
-    ncclResult_t state = ncclSuccess;
-    require_no_error(what, waits, ncclCommGetAsyncError(comm_, &state));
-    require_no_error(what, waits, state);
-    if (state == ncclSuccess) return;
+    std::string said;
+    ncclResult_t now = ncclSuccess;
+    {
+      const std::lock_guard lock(mutex_);
+      if (!failure_.empty()) throw RuntimeError(failure_);
+      now = state(said);
+    }
+    if (!said.empty()) fail(what, waits, said);
+    if (now == ncclSuccess) return;
     if (patience.over()) fail(what, waits, in_vain());
     patience.pause();
   }
 }
 
 void NcclCommunicator::wait_on_host(cudaEvent_t event, const std::string& what, const std::string& waits) {
-  if (comm_ == nullptr) {
-    throw RuntimeError(text("[distributed] ", what, ": rank ", rank_, "'s communicator was aborted after an error"));
-  }
   Patience patience(timeout_);
   while (true) {
+    throw_if_failed();
     const cudaError_t status = cudaEventQuery(event);
     if (status == cudaSuccess) return;
-    if (status != cudaErrorNotReady) fail(what, waits, text("and CUDA says: ", cudaGetErrorString(status)));
-    ncclResult_t state = ncclSuccess;
-    require_no_error(what, waits, ncclCommGetAsyncError(comm_, &state));
-    require_no_error(what, waits, state);
-    if (patience.over()) fail(what, waits, in_vain());
+    std::string said;
+    if (status != cudaErrorNotReady) {
+      said = text("and CUDA says: ", cudaGetErrorString(status));
+    } else {
+      const std::lock_guard lock(mutex_);
+      state(said);
+    }
+    if (said.empty() && patience.over()) said = in_vain();
+    if (!said.empty()) fail(what, waits, said);
     patience.pause();
   }
-}
-
-void NcclCommunicator::fail(const std::string& what, const std::string& waits, const std::string& why) {
-  // What NCCL has on the GPU ends by this, so that memory may be given back. A caller's communicator is his to abort.
-  if (comm_ != nullptr && (owned_ || timeout_)) ncclCommAbort(std::exchange(comm_, nullptr));
-  throw RuntimeError(text("[distributed] ", what, ": rank ", rank_, " ", waits, ", ", why));
 }
 
 const Check& checked(const Check& check, const NcclOptions& options) {
   check.require(!options.timeout || options.timeout->count() > 0, "timeout is ",
                 options.timeout.value_or(std::chrono::milliseconds(0)).count(), " ms: it must be above 0");
+  check.require(options.timeout || !options.host_waits,
+                "host_waits is true and there is no timeout: the host would wait for a lost rank for ever");
   return check;
 }
 

@@ -2,7 +2,8 @@
 if(NOT HEDDLE_NCCL_FOUND)
   return()
 endif()
-add_library(heddle_nccl ${CMAKE_CURRENT_SOURCE_DIR}/distributed/nccl/communicator.cc)
+add_library(heddle_nccl ${CMAKE_CURRENT_SOURCE_DIR}/distributed/nccl/communicator.cc
+  ${CMAKE_CURRENT_SOURCE_DIR}/distributed/nccl/watch.cc)
 add_library(heddle::nccl ALIAS heddle_nccl)
 set_target_properties(heddle_nccl PROPERTIES
   VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}
@@ -10,4 +11,4 @@ set_target_properties(heddle_nccl PROPERTIES
   DEFINE_SYMBOL "")
 target_include_directories(heddle_nccl PRIVATE ${CMAKE_CURRENT_SOURCE_DIR} ${CUDAToolkit_INCLUDE_DIRS})
 target_compile_options(heddle_nccl PRIVATE -Wall -Wextra)
-target_link_libraries(heddle_nccl PUBLIC heddle PRIVATE NCCL::nccl CUDA::cudart_static)
+target_link_libraries(heddle_nccl PUBLIC heddle PRIVATE NCCL::nccl CUDA::cudart_static Threads::Threads)

@@ -1,4 +1,4 @@
-// Rows moved, floats filled and added: each number is read once and written once, by one thread.
+// Rows moved, floats filled and added: each number is read once and written once, by one thread. And an end to all.
 #pragma once
 
 #include "cuda/common/divisor.h"
@@ -70,6 +70,11 @@ __global__ void __launch_bounds__(kThreads) fill_kernel(float* x, std::int64_t c
 __global__ void __launch_bounds__(kThreads) add_kernel(float* sum, const float* x, std::int64_t count) {
   const std::int64_t step = std::int64_t{gridDim.x} * kThreads;
   for (std::int64_t n = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; n < count; n += step) sum[n] += x[n];
+}
+
+// Of one thread. Volatile: what the host has written by then, not what a cache has.
+__global__ void end_if_kernel(const volatile int* failed) {
+  if (*failed != 0) __trap();
 }
 
 }  // namespace heddle::cuda::any::rank_memory

@@ -107,4 +107,8 @@ void move_rows(const TensorView& from, const TensorView& to, std::span<const Row
   launch();
 }
 
+void end_if(const int* failed, void* stream) {
+  start(kWhat, end_if_kernel, {1, 1}, static_cast<cudaStream_t>(stream), failed);
+}
+
 }  // namespace heddle::cuda
