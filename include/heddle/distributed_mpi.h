@@ -15,4 +15,8 @@ namespace heddle::distributed {
 // MPI is called: in the background only as far as the MPI does so by itself.
 std::unique_ptr<Communicator> mpi_communicator(int fortran_handle, std::chrono::milliseconds timeout);
 
+// The number of this process among those of the communicator that share its machine, from 0 on in the order of ranks.
+// All its processes call this. Throws RuntimeError.
+int mpi_local_rank(int fortran_handle);
+
 }  // namespace heddle::distributed

@@ -21,6 +21,7 @@ GROUPS = {
         "distributed_block",
         "distributed_mpi",
         "distributed_nccl",
+        "distributed_mpi_nccl",
     ],
     "Low-bit weights and models": [
         "lowbit",

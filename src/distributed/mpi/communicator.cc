@@ -135,16 +135,32 @@ class MpiCommunicator : public Communicator {
   int rank_ = 0, size_ = 1;
 };
 
+void require_running(const Check& check) {
+  int initialized = 0, finalized = 0;
+  MPI_Initialized(&initialized);
+  MPI_Finalized(&finalized);
+  check.require(initialized != 0 && finalized == 0, "MPI is not running: call this between MPI_Init and MPI_Finalize");
+}
+
 }  // namespace
 
 std::unique_ptr<Communicator> mpi_communicator(int fortran_handle, std::chrono::milliseconds timeout) {
   const Check check("distributed.mpi_communicator");
   check.require(timeout.count() > 0, "timeout is ", timeout.count(), " ms: it must be above 0");
-  int initialized = 0, finalized = 0;
-  MPI_Initialized(&initialized);
-  MPI_Finalized(&finalized);
-  check.require(initialized != 0 && finalized == 0, "MPI is not running: call this between MPI_Init and MPI_Finalize");
+  require_running(check);
   return std::make_unique<MpiCommunicator>(MPI_Comm_f2c(fortran_handle), timeout);
+}
+
+int mpi_local_rank(int fortran_handle) {
+  const Check check("distributed.mpi_local_rank");
+  require_running(check);
+  MPI_Comm here = MPI_COMM_NULL;
+  int rank = 0;
+  check_mpi(MPI_Comm_split_type(MPI_Comm_f2c(fortran_handle), MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &here),
+            "local rank");
+  check_mpi(MPI_Comm_rank(here, &rank), "local rank");
+  MPI_Comm_free(&here);
+  return rank;
 }
 
 }  // namespace heddle::distributed
