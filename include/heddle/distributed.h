@@ -20,6 +20,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "heddle/attention.h"
@@ -201,6 +202,16 @@ class Plan {
   std::uint64_t digest_ = 0;
 };
 
+// What an exchange is for, as errors name it: "[operation] exchange: rank 0 waits for rank 1, within 60 s, plan
+// 25727c32a69e0bdf: it has not ended". A string alone is the exchange.
+struct Purpose {
+  Purpose(const char* exchange) : exchange(exchange) {}
+  Purpose(std::string exchange, std::string operation = "distributed", std::string plan = {})
+      : exchange(std::move(exchange)), operation(std::move(operation)), plan(std::move(plan)) {}
+  std::string exchange, operation = "distributed";
+  std::string plan = {};  // its digest, or nothing
+};
+
 // An exchange on its way. Its memory stays where it is, and what is sent unchanged, until it was waited for.
 class Transfer {
  public:
@@ -235,28 +246,27 @@ class Communicator {
   // CUDA it says whether that was the reason. Nothing in a transport whose calls throw themselves.
   virtual void throw_if_failed() {}
   // Starts sending `out` to one rank and receiving `in`, as many bytes as that sends, from another; what is empty is
-  // not sent. `what` is for errors. Exchanges that receive from the same rank are waited for in the order in which
-  // they were started, which is that of its sending. On a GPU exchanges are done one after the other: two ranks that
-  // send to each other do so in one exchange of each.
+  // not sent. Exchanges that receive from the same rank are waited for in the order in which they were started, which is
+  // that of its sending. On a GPU exchanges are done one after the other: two ranks that send to each other do so in one
+  // exchange of each.
   virtual std::unique_ptr<Transfer> exchange(std::span<const std::byte> out, int to, std::span<std::byte> in, int from,
-                                             const std::string& what) = 0;
+                                             const Purpose& purpose) = 0;
 
   // Every rank's part to every rank; parts may differ in length: parts[r] is as long as rank r's `part`, and
   // parts[rank()] may be `part` itself.
-  void all_gather(std::span<const std::byte> part, std::span<const std::span<std::byte>> parts,
-                  const std::string& what);
+  void all_gather(std::span<const std::byte> part, std::span<const std::span<std::byte>> parts, const Purpose& purpose);
   // The same in the host's memory, wherever messages lie. Waits.
   void all_gather_on_host(std::span<const std::byte> part, std::span<const std::span<std::byte>> parts,
-                          const std::string& what);
+                          const Purpose& purpose);
   // out[r] to rank r, in[r] from it, as many bytes as it sends here; what is empty is not sent. out[rank()] is copied.
   void all_to_all(std::span<const std::span<const std::byte>> out, std::span<const std::span<std::byte>> in,
-                  const std::string& what);
+                  const Purpose& purpose);
   // parts[r] is what this rank adds to rank r's sum. sum = rank 0's part + rank 1's + ..., in this order whatever comes
   // first. scratch: of sum's size; on a GPU `size()` times that, as all parts are received at once.
   void reduce_scatter(std::span<const std::span<const float>> parts, std::span<float> sum, std::span<float> scratch,
-                      const std::string& what);
+                      const Purpose& purpose);
   // x = rank 0's x + rank 1's + ..., in this order, on every rank. scratch: `size()` times x.
-  void all_reduce(std::span<float> x, std::span<float> scratch, const std::string& what);
+  void all_reduce(std::span<float> x, std::span<float> scratch, const Purpose& purpose);
   // Returns when all ranks have called it.
   void barrier();
 };

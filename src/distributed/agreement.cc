@@ -12,12 +12,16 @@ std::string shown(std::int64_t value, Agreement::Shown as) {
   if (as == Agreement::Shown::f32) {
     return text(static_cast<double>(std::bit_cast<float>(static_cast<std::int32_t>(value))));
   }
-  char digits[17];
-  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(value));
-  return digits;
+  return digest_text(static_cast<std::uint64_t>(value));
 }
 
 }  // namespace
+
+std::string digest_text(std::uint64_t digest) {
+  char digits[17];
+  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(digest));
+  return digits;
+}
 
 void Agreement::require(const std::vector<Word>& words) {
   std::vector<std::int64_t> own;
@@ -34,8 +38,8 @@ void Agreement::require(const std::vector<Word>& words) {
     for (std::size_t n = 0; n < own.size(); ++n) {
       const std::int64_t first = all[n], here = all[r * own.size() + n];
       if (first == here) continue;
-      throw Error(text("[distributed] ranks do not agree: ", words[n].what, " is ", shown(first, words[n].as),
-                       " on rank 0 and ", shown(here, words[n].as), " on rank ", r));
+      throw Error(text("[", communicator_.operation(), "] ranks do not agree: ", words[n].what, " is ",
+                       shown(first, words[n].as), " on rank 0 and ", shown(here, words[n].as), " on rank ", r));
     }
   }
   agreed_.push_back(std::move(own));

@@ -3,10 +3,11 @@
 
 #include <vector>
 
-#include "core/check.h"
-#include "heddle/distributed.h"
+#include "distributed/named.h"
 
 namespace heddle::distributed {
+
+std::string digest_text(std::uint64_t digest);
 
 class Agreement {
  public:
@@ -17,14 +18,14 @@ class Agreement {
     Shown as = Shown::number;
   };
 
-  explicit Agreement(Communicator& communicator) : communicator_(communicator) {}
+  explicit Agreement(Named& communicator) : communicator_(communicator) {}
 
   // Compares with all ranks what was not compared before, as many words on each. Throws Error, with what differs, on
   // every rank.
   void require(const std::vector<Word>& words);
 
  private:
-  Communicator& communicator_;
+  Named& communicator_;
   std::vector<std::vector<std::int64_t>> agreed_;
 };
 

@@ -45,7 +45,7 @@ void wait_for(const Transfers& transfers) {
 void Communicator::use_stream(void* /*stream*/) {}
 
 void Communicator::all_gather(std::span<const std::byte> part, std::span<const std::span<std::byte>> parts,
-                              const std::string& what) {
+                              const Purpose& purpose) {
   const int ranks = size(), self = rank();
   const Check check("distributed.all_gather");
   check.require(static_cast<int>(parts.size()) == ranks, "parts are ", parts.size(), ": there must be one for each of ",
@@ -55,7 +55,7 @@ void Communicator::all_gather(std::span<const std::byte> part, std::span<const s
   Transfers transfers;
   for (int distance = 1; distance < ranks; ++distance) {
     const int to = (self + distance) % ranks, from = (self - distance + ranks) % ranks;
-    transfers.push_back(exchange(part, to, parts[static_cast<std::size_t>(from)], from, what));
+    transfers.push_back(exchange(part, to, parts[static_cast<std::size_t>(from)], from, purpose));
   }
   std::byte* own = parts[static_cast<std::size_t>(self)].data();
   if (own != part.data()) MessageMemory(*this)->copy(own, part.data(), part.size());
@@ -63,8 +63,8 @@ void Communicator::all_gather(std::span<const std::byte> part, std::span<const s
 }
 
 void Communicator::all_gather_on_host(std::span<const std::byte> part, std::span<const std::span<std::byte>> parts,
-                                      const std::string& what) {
-  if (device() == Device::cpu) return all_gather(part, parts, what);
+                                      const Purpose& purpose) {
+  if (device() == Device::cpu) return all_gather(part, parts, purpose);
   const MessageMemory memory(*this);
   std::size_t bytes = 0;
   for (const std::span<std::byte> one : parts) bytes += one.size();
@@ -76,7 +76,7 @@ void Communicator::all_gather_on_host(std::span<const std::byte> part, std::span
     there.emplace_back(at, one.size());
     at += one.size();
   }
-  all_gather({own.get(part.size()), part.size()}, there, what);
+  all_gather({own.get(part.size()), part.size()}, there, purpose);
   try {
     for (std::size_t r = 0; r < parts.size(); ++r) memory->read(parts[r].data(), there[r].data(), parts[r].size());
   } catch (const RuntimeError&) {
@@ -87,7 +87,7 @@ void Communicator::all_gather_on_host(std::span<const std::byte> part, std::span
 }
 
 void Communicator::all_to_all(std::span<const std::span<const std::byte>> out, std::span<const std::span<std::byte>> in,
-                              const std::string& what) {
+                              const Purpose& purpose) {
   const auto ranks = static_cast<std::size_t>(size()), self = static_cast<std::size_t>(rank());
   Check("distributed.all_to_all")
       .require(out.size() == ranks && in.size() == ranks && out[self].size() == in[self].size(), "out has ", out.size(),
@@ -96,14 +96,14 @@ void Communicator::all_to_all(std::span<const std::span<const std::byte>> out, s
   Transfers transfers;
   for (std::size_t distance = 1; distance < ranks; ++distance) {
     const std::size_t to = (self + distance) % ranks, from = (self + ranks - distance) % ranks;
-    transfers.push_back(exchange(out[to], static_cast<int>(to), in[from], static_cast<int>(from), what));
+    transfers.push_back(exchange(out[to], static_cast<int>(to), in[from], static_cast<int>(from), purpose));
   }
   MessageMemory(*this)->copy(in[self].data(), out[self].data(), out[self].size());
   wait_for(transfers);
 }
 
 void Communicator::reduce_scatter(std::span<const std::span<const float>> parts, std::span<float> sum,
-                                  std::span<float> scratch, const std::string& what) {
+                                  std::span<float> scratch, const Purpose& purpose) {
   const int ranks = size(), self = rank();
   const Check check("distributed.reduce_scatter");
   check.require(static_cast<int>(parts.size()) == ranks, "parts are ", parts.size(), ": there must be one for each of ",
@@ -123,14 +123,14 @@ void Communicator::reduce_scatter(std::span<const std::span<const float>> parts,
   for (int distance = 1; distance < ranks; ++distance) {
     const int to = (self + distance) % ranks, from = (self - distance + ranks) % ranks;
     const std::span<std::byte> in = on_host ? std::span<std::byte>{} : bytes_of(place(from));
-    sent.push_back(exchange(bytes_of(parts[static_cast<std::size_t>(to)]), to, in, from, what));
+    sent.push_back(exchange(bytes_of(parts[static_cast<std::size_t>(to)]), to, in, from, purpose));
   }
   if (!on_host) wait_for(sent);
   const MessageMemory memory(*this);
   for (int from = 0; from < ranks; ++from) {
     std::span<const float> share = parts[static_cast<std::size_t>(self)];
     if (from != self) {
-      if (on_host) exchange({}, from, bytes_of(place(from)), from, what)->wait();
+      if (on_host) exchange({}, from, bytes_of(place(from)), from, purpose)->wait();
       share = place(from);
     }
     add_in_order(*memory, from, sum, share);
@@ -138,14 +138,14 @@ void Communicator::reduce_scatter(std::span<const std::span<const float>> parts,
   if (on_host) wait_for(sent);
 }
 
-void Communicator::all_reduce(std::span<float> x, std::span<float> scratch, const std::string& what) {
+void Communicator::all_reduce(std::span<float> x, std::span<float> scratch, const Purpose& purpose) {
   const auto ranks = static_cast<std::size_t>(size());
   Check("distributed.all_reduce")
       .require(scratch.size() >= ranks * x.size(), "scratch has ", scratch.size(), " numbers: it must have ", ranks,
                " times x's, ", x.size());
   std::vector<std::span<std::byte>> parts;
   for (std::size_t r = 0; r < ranks; ++r) parts.push_back(bytes_of(scratch.subspan(r * x.size(), x.size())));
-  all_gather(bytes_of(std::span<const float>(x)), parts, what);
+  all_gather(bytes_of(std::span<const float>(x)), parts, purpose);
   const MessageMemory memory(*this);
   for (std::size_t r = 0; r < ranks; ++r) {
     add_in_order(*memory, static_cast<int>(r), x, scratch.subspan(r * x.size(), x.size()));

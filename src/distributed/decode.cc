@@ -112,9 +112,9 @@ std::vector<Agreement::Word> words_of(const TensorView& q, const TensorView& v_c
 }  // namespace
 
 struct RankDecode::State {
-  explicit State(Communicator& of) : communicator(of), agreement(of) {}
+  explicit State(Communicator& of) : communicator(of, "distributed.decode"), agreement(communicator) {}
 
-  Communicator& communicator;
+  Named communicator;
   Agreement agreement;
   Floats own, all;
   WorkspaceBuffer workspace;

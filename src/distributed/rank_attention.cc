@@ -7,16 +7,16 @@ namespace heddle::distributed {
 struct RankAttention::State {
   State(const Plan& plan, Communicator& communicator, Scheme scheme)
       : plan(plan),
-        communicator(communicator),
+        communicator(communicator, "distributed.attention", digest_text(plan.digest())),
         scheme(scheme == Scheme::automatic ? plan.chosen() : scheme),
         across(this->scheme == Scheme::two_dimensional ? plan.across() : Scheme::gather),
-        agreement(communicator),
+        agreement(this->communicator),
         memory(memory_on(communicator.device())),
-        run(heads_move(this->scheme) ? scheme_of_heads(plan, communicator, *memory, this->scheme, across)
-                                     : scheme_of_keys(plan, communicator, *memory, this->scheme)) {}
+        run(heads_move(this->scheme) ? scheme_of_heads(plan, this->communicator, *memory, this->scheme, across)
+                                     : scheme_of_keys(plan, this->communicator, *memory, this->scheme)) {}
 
   const Plan& plan;
-  Communicator& communicator;
+  Named communicator;
   const Scheme scheme, across;
   Agreement agreement;
   const std::unique_ptr<Memory> memory;

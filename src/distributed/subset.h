@@ -25,9 +25,9 @@ class Subset : public Communicator {
   void* stream() const override { return all_.stream(); }
   void throw_if_failed() override { all_.throw_if_failed(); }
   std::unique_ptr<Transfer> exchange(std::span<const std::byte> out, int to, std::span<std::byte> in, int from,
-                                     const std::string& what) override {
+                                     const Purpose& purpose) override {
     return all_.exchange(out, members_[static_cast<std::size_t>(to)], in, members_[static_cast<std::size_t>(from)],
-                         what);
+                         purpose);
   }
 
  private:

@@ -4,8 +4,7 @@
 #include <deque>
 #include <mutex>
 
-#include "core/check.h"
-#include "heddle/distributed.h"
+#include "distributed/named.h"
 
 namespace heddle::distributed {
 namespace {
@@ -25,18 +24,18 @@ class Boxes {
     changed_.notify_all();
   }
 
-  void take(int from, int to, std::span<std::byte> into, const std::string& what) {
+  void take(int from, int to, std::span<std::byte> into, const Purpose& purpose) {
     std::unique_lock lock(mutex_);
     std::deque<std::vector<std::byte>>& messages = box(from, to);
     const bool came = changed_.wait_for(lock, timeout_, [&] { return !messages.empty() || gone(from); });
     const auto failed = [&](const std::string& why) {
-      return RuntimeError(text("[distributed] ", what, ": rank ", to, " waits for rank ", from, ", ", why));
+      return RuntimeError(lost(purpose, waiting(to, true, from), timeout_, why));
     };
-    if (messages.empty()) throw failed(came ? "which is gone" : text("in vain for ", timeout_.count(), " ms"));
+    if (messages.empty()) throw failed(came ? "it is gone" : kNotInTime);
     const std::vector<std::byte> message = std::move(messages.front());
     messages.pop_front();
     if (message.size() != into.size()) {
-      throw failed(text("which sent ", message.size(), " bytes where ", into.size(), " were expected"));
+      throw failed(text("it sent ", message.size(), " bytes where ", into.size(), " were expected"));
     }
     std::memcpy(into.data(), message.data(), into.size());
   }
@@ -65,11 +64,11 @@ class Boxes {
 
 class Receipt : public Transfer {
  public:
-  Receipt(Boxes& boxes, int from, int to, std::span<std::byte> in, std::string what)
-      : boxes_(boxes), from_(from), to_(to), in_(in), what_(std::move(what)) {}
+  Receipt(Boxes& boxes, int from, int to, std::span<std::byte> in, Purpose purpose)
+      : boxes_(boxes), from_(from), to_(to), in_(in), purpose_(std::move(purpose)) {}
   void wait() override {
     if (in_.empty()) return;
-    boxes_.take(from_, to_, in_, what_);
+    boxes_.take(from_, to_, in_, purpose_);
     in_ = {};
   }
 
@@ -77,7 +76,7 @@ class Receipt : public Transfer {
   Boxes& boxes_;
   int from_, to_;
   std::span<std::byte> in_;
-  std::string what_;
+  Purpose purpose_;
 };
 
 class ThreadCommunicator : public Communicator {
@@ -88,9 +87,9 @@ class ThreadCommunicator : public Communicator {
   int size() const override { return boxes_->size(); }
   const char* name() const override { return "threads"; }
   std::unique_ptr<Transfer> exchange(std::span<const std::byte> out, int to, std::span<std::byte> in, int from,
-                                     const std::string& what) override {
+                                     const Purpose& purpose) override {
     if (!out.empty()) boxes_->put(rank_, to, out);
-    return std::make_unique<Receipt>(*boxes_, from, rank_, in, what);
+    return std::make_unique<Receipt>(*boxes_, from, rank_, in, purpose);
   }
 
  private:

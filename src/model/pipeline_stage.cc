@@ -41,13 +41,13 @@ std::vector<MicroBatch> micro_batches_of(const Offsets& offsets, int most) {
 
 struct PipelineStage::State {
   State(std::vector<TransformerBlock> given, Communicator& of)
-      : blocks(std::move(given)), communicator(of), agreement(of) {}
+      : blocks(std::move(given)), communicator(of, kOperation), agreement(communicator) {}
 
   bool first() const { return communicator.rank() == 0; }
   bool last() const { return communicator.rank() + 1 == communicator.size(); }
 
   const std::vector<TransformerBlock> blocks;
-  Communicator& communicator;
+  Named communicator;
   Agreement agreement;
   WorkspaceBuffer rows, workspace;
 };

@@ -41,8 +41,8 @@ struct TensorParallelBlock::State {
       : whole(on_the_cpu(options, of)),
         share(TransformerBlock::Weights::make(options, weights, RankOfBlock{of.rank(), of.size()})),
         sequence_parallel(sequence_parallel),
-        communicator(of),
-        agreement(of) {
+        communicator(of, kOperation),
+        agreement(communicator) {
     if (whole.kv_heads == 0) whole.kv_heads = whole.heads;
   }
 
@@ -94,7 +94,7 @@ struct TensorParallelBlock::State {
   TransformerBlockOptions whole;
   const std::unique_ptr<const TransformerBlock::Weights> share;
   const bool sequence_parallel;
-  Communicator& communicator;
+  Named communicator;
   Agreement agreement;
   WorkspaceBuffer workspace;
   Floats part, sums, scratch;

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "cuda/rank_memory.h"
+#include "distributed/agreement.h"
 #include "gpu/nccl_ranks.h"
 #include "heddle/error.h"
 #include "kit/deadline.h"
@@ -26,7 +27,7 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kShort = 5s;
-const std::string kInVain = "in vain for 5000 ms";
+const std::string kNotInTime = "within 5 s: it has not ended";
 
 // What a body throws, or "".
 std::string thrown_by(const std::function<void()>& body) {
@@ -94,7 +95,7 @@ void lose_a_rank(Findings& findings, int rank, const std::function<void()>& meet
   message.stream.synchronize();
   meet();
   if (rank == 0) {
-    const std::string lost = "[distributed] message of the test: rank 0 waits for rank 1, " + kInVain;
+    const std::string lost = "[distributed] message of the test: rank 0 waits for rank 1, " + kNotInTime;
     const auto began = Clock::now();
     const std::string of_wait = thrown_by([&] { message.exchange(communicator, 1)->wait(); });
     const auto waited = Clock::now() - began;
@@ -183,7 +184,7 @@ TEST(GpuDistributedWatch, ARankThatDoesNotComeIsAnError) {
     expect_right([&](Findings& findings) {
       const std::string said = thrown_by(
           [&] { nccl_communicator(distributed::new_nccl_id(), 2, 0, {.timeout = kShort, .host_waits = host_waits}); });
-      findings.require_equal(said, "[distributed] communicator made: rank 0 waits for the other ranks, " + kInVain);
+      findings.require_equal(said, "[distributed] communicator made: rank 0 waits for the other ranks, " + kNotInTime);
     });
   }
 }
@@ -206,7 +207,8 @@ TEST(GpuDistributedWatch, AttentionNamesTheRank) {
         for (int time = 0; time < 2; ++time) {
           findings.require_equal(
               thrown_by([&] { attention.forward(q.view(), q.view(), q.view(), o.view(), {}, {}, runtime); }),
-              "[distributed] plans compared: rank 0 waits for rank 1, " + kInVain);
+              "[distributed.attention] plans compared: rank 0 waits for rank 1, within 5 s, plan " +
+                  distributed::digest_text(plan.digest()) + ": it has not ended");
         }
       }
       together.arrive_and_wait();

@@ -257,13 +257,15 @@ TEST(DistributedDecodeRefusals, SayWhatAndWhy) {
     t.options.q_offset = t.options.key_offset = offsets.view();
   });
   EXPECT_NE(of_attention[1].find("causal is bottom_right"), std::string::npos) << of_attention[1];
-  EXPECT_NE(of_attention[0].find("plans compared: rank 0 waits for rank 1, which is gone"), std::string::npos)
+  EXPECT_NE(
+      of_attention[0].find("[distributed.decode] plans compared: rank 0 waits for rank 1, within 60 s: it is gone"),
+      std::string::npos)
       << of_attention[0];
 }
 
 TEST(DistributedDecodeRefusals, RanksThatDisagreeAreToldOnEveryRank) {
   for (const std::string& what : refusals([](Tensors& t) { t.options.softcap = 2; })) {
-    EXPECT_EQ(what, "[distributed] ranks do not agree: softcap is 0 on rank 0 and 2 on rank 1");
+    EXPECT_EQ(what, "[distributed.decode] ranks do not agree: softcap is 0 on rank 0 and 2 on rank 1");
   }
 }
 
@@ -275,7 +277,8 @@ TEST(DistributedDecodeRefusals, ALostRankIsAnError) {
     if (communicator.rank() == 1) throw RuntimeError("lost");
     decode.forward(t.q.view(), t.k.view(), t.v.view(), t.o.view(), {});
   });
-  EXPECT_EQ(thrown[0], "[distributed] partial results gathered: rank 0 waits for rank 1, which is gone");
+  EXPECT_EQ(thrown[0],
+            "[distributed.decode] partial results gathered: rank 0 waits for rank 1, within 60 s: it is gone");
 }
 
 TEST(DistributedDecodeEdges, NoRowsAndNoSequences) {

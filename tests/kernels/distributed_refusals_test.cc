@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "distributed/agreement.h"
 #include "heddle/distributed.h"
 #include "heddle/distributed_block.h"
 #include "heddle/error.h"
@@ -92,7 +93,7 @@ class OnGpu : public Communicator {
   const char* name() const override { return "test"; }
   Device device() const override { return Device::cuda; }
   std::unique_ptr<distributed::Transfer> exchange(std::span<const std::byte>, int, std::span<std::byte>, int,
-                                                  const std::string&) override {
+                                                  const distributed::Purpose&) override {
     ADD_FAILURE() << "nothing may be sent";
     return nullptr;
   }
@@ -156,7 +157,7 @@ TEST(DistributedRefusals, GradientsThatNoGpuHas) {
 TEST(DistributedRefusals, RanksThatDisagreeAreToldOnEveryRank) {
   const Problem problem{.rows = 12, .ranks = 3, .causal = Causal::top_left};
   for (const std::string& what : refusals(problem, [](Share&, auto& options) { options.softcap = 2; })) {
-    EXPECT_EQ(what, "[distributed] ranks do not agree: softcap is 0 on rank 0 and 2 on rank 2");
+    EXPECT_EQ(what, "[distributed.attention] ranks do not agree: softcap is 0 on rank 0 and 2 on rank 2");
   }
   const auto thrown = refusals(
       problem, [](Share&, auto&) {},
@@ -166,7 +167,7 @@ TEST(DistributedRefusals, RanksThatDisagreeAreToldOnEveryRank) {
         return other;
       });
   for (const std::string& what : thrown) {
-    EXPECT_EQ(what.find("[distributed] ranks do not agree: plan is "), 0u) << what;
+    EXPECT_EQ(what.find("[distributed.attention] ranks do not agree: plan is "), 0u) << what;
     EXPECT_NE(what.find(" on rank 1"), std::string::npos) << what;
   }
   Problem four = problem;
@@ -178,7 +179,7 @@ TEST(DistributedRefusals, RanksThatDisagreeAreToldOnEveryRank) {
   };
   for (const std::string& what : refusals(
            four, [](Share&, auto&) {}, sizes, Scheme::two_dimensional)) {
-    EXPECT_EQ(what, "[distributed] ranks do not agree: ulysses is 2 on rank 0 and 4 on rank 2");
+    EXPECT_EQ(what, "[distributed.attention] ranks do not agree: ulysses is 2 on rank 0 and 4 on rank 2");
   }
 }
 
@@ -215,11 +216,15 @@ TEST(DistributedRefusals, ALostRankIsAnErrorOfEveryScheme) {
       });
       bool named = false;
       for (std::size_t rank = 0; rank < 3; ++rank) {
-        EXPECT_EQ(thrown[rank].find(std::string("[distributed] ") + what), 0u)
+        EXPECT_EQ(thrown[rank].find(std::string("[distributed.attention] ") + what), 0u)
             << name_of(scheme) << ": " << thrown[rank];
         const std::string waits = ": rank " + std::to_string(rank) + " waits for rank ";
+        // Exchanges inside of a group, or between groups, are of the whole plan, too.
+        EXPECT_NE(thrown[rank].find(", plan " + distributed::digest_text(Plan(problem).digest()) + ": it "),
+                  std::string::npos)
+            << name_of(scheme) << ": " << thrown[rank];
         EXPECT_NE(thrown[rank].find(waits), std::string::npos) << name_of(scheme) << ": " << thrown[rank];
-        named = named || thrown[rank].find(waits + "3, ") != std::string::npos;
+        named = named || thrown[rank].find(waits + "3, within ") != std::string::npos;
       }
       EXPECT_TRUE(named) << name_of(scheme);
     }
@@ -252,18 +257,19 @@ TEST(DistributedCommunicator, ALostRankIsAnError) {
     std::vector<float> x(1), scratch(3);
     communicator.all_reduce(x, scratch, "sum of the test");
   });
-  EXPECT_EQ(gone[0], "[distributed] sum of the test: rank 0 waits for rank 2, which is gone");
+  EXPECT_EQ(gone[0], "[distributed] sum of the test: rank 0 waits for rank 2, within 60 s: it is gone");
   EXPECT_TRUE(gone[1].find("[distributed] sum of the test: rank 1 waits for rank ") == 0) << gone[1];
   const auto slow = on_ranks(2, std::chrono::milliseconds(30), [](Communicator& communicator) {
     if (communicator.rank() == 0) communicator.barrier();
     if (communicator.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(150));
   });
-  EXPECT_EQ(slow[0], "[distributed] barrier: rank 0 waits for rank 1, in vain for 30 ms");
+  EXPECT_EQ(slow[0], "[distributed] barrier: rank 0 waits for rank 1, within 0.03 s: it has not ended");
   const auto unequal = on_ranks(2, kTimeout, [](Communicator& communicator) {
     std::vector<std::byte> in(static_cast<std::size_t>(communicator.rank() + 1)), out(1);
     communicator.exchange(out, 1 - communicator.rank(), in, 1 - communicator.rank(), "test")->wait();
   });
-  EXPECT_EQ(unequal[1], "[distributed] test: rank 1 waits for rank 0, which sent 1 bytes where 2 were expected");
+  EXPECT_EQ(unequal[1],
+            "[distributed] test: rank 1 waits for rank 0, within 60 s: it sent 1 bytes where 2 were expected");
 }
 
 }  // namespace

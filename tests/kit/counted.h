@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <string>
 
 #include "heddle/distributed.h"
 
@@ -18,12 +17,12 @@ class Counted : public distributed::Communicator {
   int size() const override { return all_.size(); }
   const char* name() const override { return all_.name(); }
   std::unique_ptr<distributed::Transfer> exchange(std::span<const std::byte> out, int to, std::span<std::byte> in,
-                                                  int from, const std::string& what) override {
-    if (what != "plans compared" && !out.empty()) {
+                                                  int from, const distributed::Purpose& purpose) override {
+    if (purpose.exchange != "plans compared" && !out.empty()) {
       bytes += static_cast<std::int64_t>(out.size());
       ++messages;
     }
-    return all_.exchange(out, to, in, from, what);
+    return all_.exchange(out, to, in, from, purpose);
   }
 
   std::int64_t bytes = 0, messages = 0;

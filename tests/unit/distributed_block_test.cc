@@ -289,7 +289,7 @@ TEST(TensorParallelBlockRefusals, RanksThatDisagreeAreToldOnEveryRank) {
     block.forward(x.view(), input.offsets(), x.view());
   });
   for (const std::string& what : thrown) {
-    EXPECT_EQ(what, "[distributed] ranks do not agree: causal is 0 on rank 0 and 1 on rank 1");
+    EXPECT_EQ(what, "[tensor_parallel_block] ranks do not agree: causal is 0 on rank 0 and 1 on rank 1");
   }
 }
 
@@ -304,7 +304,7 @@ TEST(TensorParallelBlockRefusals, ALostRankIsAnError) {
     if (communicator.rank() == 1) throw RuntimeError("lost");
     block.forward(x.view(), input.offsets(), x.view());
   });
-  EXPECT_EQ(thrown[0], "[distributed] rows of out summed: rank 0 waits for rank 1, which is gone");
+  EXPECT_EQ(thrown[0], "[tensor_parallel_block] rows of out summed: rank 0 waits for rank 1, within 60 s: it is gone");
 }
 
 // Four blocks of a model, of different weights and precisions.
@@ -421,7 +421,7 @@ TEST(PipelineRefusals, RanksThatDisagreeAreToldOnEveryRank) {
     stage.forward(rank == 0 ? x.view() : none, input.offsets(), rank == 0 ? none : y.view(), 2 + rank);
   });
   for (const std::string& what : thrown) {
-    EXPECT_EQ(what, "[distributed] ranks do not agree: micro_batches is 2 on rank 0 and 3 on rank 1");
+    EXPECT_EQ(what, "[pipeline_stage] ranks do not agree: micro_batches is 2 on rank 0 and 3 on rank 1");
   }
 }
 

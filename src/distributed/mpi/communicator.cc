@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <thread>
 
-#include "core/check.h"
+#include "distributed/named.h"
 #include "heddle/distributed_mpi.h"
 
 namespace heddle::distributed {
@@ -15,18 +15,18 @@ using Clock = std::chrono::steady_clock;
 // MPI counts in int.
 constexpr std::size_t kMostBytes = std::size_t{1} << 30;
 
-void check_mpi(int code, const std::string& what) {
+void check_mpi(int code, const Purpose& purpose) {
   if (code == MPI_SUCCESS) return;
   char said[MPI_MAX_ERROR_STRING];
   int length = 0;
   MPI_Error_string(code, said, &length);
-  throw RuntimeError(text("[distributed] ", what, ": ", std::string(said, static_cast<std::size_t>(length))));
+  throw RuntimeError(text(beginning(purpose), std::string(said, static_cast<std::size_t>(length))));
 }
 
 class MpiTransfer : public Transfer {
  public:
-  MpiTransfer(std::string what, int self, std::chrono::milliseconds timeout)
-      : what_(std::move(what)), self_(self), timeout_(timeout) {}
+  MpiTransfer(Purpose purpose, int self, std::chrono::milliseconds timeout)
+      : purpose_(std::move(purpose)), self_(self), timeout_(timeout) {}
   MpiTransfer(const MpiTransfer&) = delete;
   MpiTransfer& operator=(const MpiTransfer&) = delete;
   ~MpiTransfer() override {
@@ -42,14 +42,14 @@ class MpiTransfer : public Transfer {
     for (std::size_t at = 0; at < out.size(); at += kMostBytes) {
       const std::size_t bytes = std::min(kMostBytes, out.size() - at);
       Message& message = messages_.emplace_back(Message{MPI_REQUEST_NULL, to, false, static_cast<int>(bytes)});
-      check_mpi(MPI_Isend(out.data() + at, message.bytes, MPI_BYTE, to, kTag, comm, &message.request), what_);
+      check_mpi(MPI_Isend(out.data() + at, message.bytes, MPI_BYTE, to, kTag, comm, &message.request), purpose_);
     }
   }
   void receive(std::span<std::byte> in, int from, MPI_Comm comm) {
     for (std::size_t at = 0; at < in.size(); at += kMostBytes) {
       const std::size_t bytes = std::min(kMostBytes, in.size() - at);
       Message& message = messages_.emplace_back(Message{MPI_REQUEST_NULL, from, true, static_cast<int>(bytes)});
-      check_mpi(MPI_Irecv(in.data() + at, message.bytes, MPI_BYTE, from, kTag, comm, &message.request), what_);
+      check_mpi(MPI_Irecv(in.data() + at, message.bytes, MPI_BYTE, from, kTag, comm, &message.request), purpose_);
     }
   }
 
@@ -58,9 +58,7 @@ class MpiTransfer : public Transfer {
     for (Message& message : messages_) {
       for (int tries = 0; !done(message); ++tries) {
         if (Clock::now() > end) {
-          throw RuntimeError(text("[distributed] ", what_, ": rank ", self_,
-                                  message.received ? " waits for" : " sends to", " rank ", message.rank,
-                                  ", in vain for ", timeout_.count(), " ms"));
+          throw RuntimeError(lost(purpose_, waiting(self_, message.received, message.rank), timeout_, kNotInTime));
         }
         if (tries < kBusyTries) {
           std::this_thread::yield();
@@ -85,19 +83,19 @@ class MpiTransfer : public Transfer {
     if (message.request == MPI_REQUEST_NULL) return true;
     int flag = 0, count = 0;
     MPI_Status status;
-    check_mpi(MPI_Test(&message.request, &flag, &status), what_);
+    check_mpi(MPI_Test(&message.request, &flag, &status), purpose_);
     if (flag == 0) return false;
     if (message.received) {
-      check_mpi(MPI_Get_count(&status, MPI_BYTE, &count), what_);
+      check_mpi(MPI_Get_count(&status, MPI_BYTE, &count), purpose_);
       if (count != message.bytes) {
-        throw RuntimeError(text("[distributed] ", what_, ": rank ", self_, " waits for rank ", message.rank,
-                                ", which sent ", count, " bytes where ", message.bytes, " were expected"));
+        throw RuntimeError(lost(purpose_, waiting(self_, true, message.rank), timeout_,
+                                text("it sent ", count, " bytes where ", message.bytes, " were expected")));
       }
     }
     return true;
   }
 
-  const std::string what_;
+  const Purpose purpose_;
   const int self_;
   const std::chrono::milliseconds timeout_;
   std::vector<Message> messages_;
@@ -122,8 +120,8 @@ class MpiCommunicator : public Communicator {
   int size() const override { return size_; }
   const char* name() const override { return "MPI"; }
   std::unique_ptr<Transfer> exchange(std::span<const std::byte> out, int to, std::span<std::byte> in, int from,
-                                     const std::string& what) override {
-    auto transfer = std::make_unique<MpiTransfer>(what, rank_, timeout_);
+                                     const Purpose& purpose) override {
+    auto transfer = std::make_unique<MpiTransfer>(purpose, rank_, timeout_);
     transfer->receive(in, from, comm_);
     transfer->send(out, to, comm_);
     return transfer;

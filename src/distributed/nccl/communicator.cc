@@ -17,9 +17,9 @@ namespace {
 
 static_assert(sizeof(NcclId) == sizeof(ncclUniqueId));
 
-void check_nccl(ncclResult_t result, const std::string& what) {
+void check_nccl(ncclResult_t result, const Purpose& purpose) {
   if (result == ncclSuccess || result == ncclInProgress) return;
-  throw RuntimeError(text("[distributed] ", what, ": NCCL: ", ncclGetErrorString(result)));
+  throw RuntimeError(text(beginning(purpose), "NCCL: ", ncclGetErrorString(result)));
 }
 
 int current_gpu() {
@@ -28,9 +28,9 @@ int current_gpu() {
   return gpu;
 }
 
-bool captured(cudaStream_t stream, const std::string& what) {
+bool captured(cudaStream_t stream, const Purpose& purpose) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  check_cuda(cudaStreamIsCapturing(stream, &status), what);
+  check_cuda(cudaStreamIsCapturing(stream, &status), purpose);
   return status != cudaStreamCaptureStatusNone;
 }
 
@@ -65,11 +65,11 @@ class NcclCommunicator : public Communicator {
     // Without a timeout nobody would look at what goes on in the background, and each exchange would start a thread.
     config.blocking = timeout_ ? 0 : 1;
     if (options.multiprocessors > 0) config.maxCTAs = options.multiprocessors;
-    const std::string what = "communicator made";
+    const Purpose purpose = "communicator made";
     const ncclResult_t result = ncclCommInitRankConfig(&comm_, size, unique, rank, &config);
     if (result != ncclSuccess && result != ncclInProgress) comm_ = nullptr;
-    check_nccl(result, what);
-    settle(what, "waits for the other ranks");
+    check_nccl(result, purpose);
+    settle(purpose, text("rank ", rank_, " waits for the other ranks"));
     watch();
   }
   NcclCommunicator(ncclComm_t comm, int size, int rank, const NcclOptions& options)
@@ -104,7 +104,7 @@ class NcclCommunicator : public Communicator {
     if (!failure_.empty()) throw RuntimeError(failure_);
   }
   std::unique_ptr<Transfer> exchange(std::span<const std::byte> out, int to, std::span<std::byte> in, int from,
-                                     const std::string& what) override;
+                                     const Purpose& purpose) override;
 
  private:
   friend class NcclTransfer;
@@ -136,19 +136,18 @@ class NcclCommunicator : public Communicator {
       if (comm_ != nullptr) state(said);
       return said;
     };
-    const auto failed = [this](const std::string& exchange, const std::string& why) { give_up(exchange + ", " + why); };
+    const auto failed = [this](const Purpose& purpose, const std::string& waiting, const std::string& why) {
+      give_up(lost(purpose, waiting, timeout_, why));
+    };
     watch_.emplace(gpu_, *timeout_, fault, failed);
   }
 
-  void require_usable(const std::string& what);
-  // Until NCCL has taken what it was given. waits: what this rank does meanwhile, for the error.
-  void settle(const std::string& what, const std::string& waits);
+  void require_usable(const Purpose& purpose);
+  // Until NCCL has taken what it was given. waiting: what this rank does meanwhile, for the error.
+  void settle(const Purpose& purpose, const std::string& waiting);
   // Until the event is there. Throws as settle() does.
-  void wait_on_host(cudaEvent_t event, const std::string& what, const std::string& waits);
+  void wait_on_host(cudaEvent_t event, const Purpose& purpose, const std::string& waiting);
 
-  std::string named(const std::string& what, const std::string& waits) const {
-    return text("[distributed] ", what, ": rank ", rank_, " ", waits);
-  }
   // Later calls say this. From any thread; the first one counts.
   void give_up(const std::string& said) {
     ncclComm_t comm = nullptr;
@@ -169,10 +168,11 @@ class NcclCommunicator : public Communicator {
       }
     }
   }
-  [[noreturn]] void fail(const std::string& what, const std::string& waits, const std::string& why) {
-    give_up(named(what, waits) + ", " + why);
+  [[noreturn]] void fail(const Purpose& purpose, const std::string& waiting, const std::string& why) {
+    const std::string said = lost(purpose, waiting, timeout_, why);
+    give_up(said);
     throw_if_failed();
-    throw RuntimeError(named(what, waits));  // not reached
+    throw RuntimeError(said);  // not reached
   }
   // What NCCL is at; said: what has failed, or stays empty. With the lock.
   ncclResult_t state(std::string& said) {
@@ -184,10 +184,8 @@ class NcclCommunicator : public Communicator {
   std::string fault_of(ncclResult_t result) {
     if (result == ncclSuccess || result == ncclInProgress) return {};
     const char* const last = ncclGetLastError(comm_);
-    return text("and NCCL says: ", ncclGetErrorString(result), last != nullptr ? ", " : "",
-                last != nullptr ? last : "");
+    return text("NCCL says: ", ncclGetErrorString(result), last != nullptr ? ", " : "", last != nullptr ? last : "");
   }
-  std::string in_vain() const { return text("in vain for ", timeout_->count(), " ms"); }
   bool done_in_time() const {
     Patience patience(timeout_);
     while (cudaStreamQuery(own_stream_) == cudaErrorNotReady) {
@@ -231,44 +229,45 @@ class NoTransfer : public Transfer {
 
 class NcclTransfer : public Transfer {
  public:
-  NcclTransfer(NcclCommunicator& of, Event done, std::string what, std::string waits)
-      : of_(of), done_(std::move(done)), what_(std::move(what)), waits_(std::move(waits)) {}
+  NcclTransfer(NcclCommunicator& of, Event done, Purpose purpose, std::string waiting)
+      : of_(of), done_(std::move(done)), purpose_(std::move(purpose)), waiting_(std::move(waiting)) {}
 
   void wait() override {
     if (waited_) return;
-    if (of_.host_waits_) of_.wait_on_host(done_.get(), what_, waits_);
+    if (of_.host_waits_) of_.wait_on_host(done_.get(), purpose_, waiting_);
     of_.throw_if_failed();
-    check_cuda(cudaStreamWaitEvent(of_.stream_, done_.get(), 0), what_);
+    check_cuda(cudaStreamWaitEvent(of_.stream_, done_.get(), 0), purpose_);
     waited_ = true;
   }
 
  private:
   NcclCommunicator& of_;
   const Event done_;
-  const std::string what_, waits_;
+  const Purpose purpose_;
+  const std::string waiting_;
   bool waited_ = false;
 };
 
-void NcclCommunicator::require_usable(const std::string& what) {
+void NcclCommunicator::require_usable(const Purpose& purpose) {
   throw_if_failed();
   const int gpu = current_gpu();
   if (gpu != gpu_) {
-    throw Error(text("[distributed] ", what, ": the current GPU is ", gpu, ": it must be the communicator's, ", gpu_));
+    throw Error(text(beginning(purpose), "the current GPU is ", gpu, ": it must be the communicator's, ", gpu_));
   }
 }
 
 std::unique_ptr<Transfer> NcclCommunicator::exchange(std::span<const std::byte> out, int to, std::span<std::byte> in,
-                                                     int from, const std::string& what) {
+                                                     int from, const Purpose& purpose) {
   if (out.empty() && in.empty()) return std::make_unique<NoTransfer>();
-  require_usable(what);
-  const bool in_graph = timeout_ && captured(stream_, what);
+  require_usable(purpose);
+  const bool in_graph = timeout_ && captured(stream_, purpose);
   if (in_graph && host_waits_) {
-    throw Error(text("[distributed] ", what,
-                     ": the stream is captured and host_waits is true: the host would wait for what does not run yet"));
+    throw Error(text(beginning(purpose),
+                     "the stream is captured and host_waits is true: the host would wait for what does not run yet"));
   }
-  const std::string waits = in.empty() ? text("sends to rank ", to) : text("waits for rank ", from);
-  Event before = events_.recorded(stream_, what);
-  check_cuda(cudaStreamWaitEvent(own_stream_, before.get(), 0), what);
+  const std::string waits = waiting(rank_, !in.empty(), in.empty() ? to : from);
+  Event before = events_.recorded(stream_, purpose);
+  check_cuda(cudaStreamWaitEvent(own_stream_, before.get(), 0), purpose);
   std::string said;
   {
     const std::lock_guard lock(mutex_);
@@ -284,16 +283,16 @@ std::unique_ptr<Transfer> NcclCommunicator::exchange(std::span<const std::byte> 
       if (said.empty()) said = fault_of(result);
     }
   }
-  if (!said.empty()) fail(what, waits, said);
-  settle(what, waits);
+  if (!said.empty()) fail(purpose, waits, said);
+  settle(purpose, waits);
   const bool watched = watch_ && !in_graph;
   if (watched) cuda::end_if(failed_->data(), own_stream_);  // an exchange that was aborted is done, too
-  Event done = events_.recorded(own_stream_, what);
-  if (watched) watch_->add(std::move(before), done, named(what, waits));
-  return std::make_unique<NcclTransfer>(*this, std::move(done), what, waits);
+  Event done = events_.recorded(own_stream_, purpose);
+  if (watched) watch_->add(std::move(before), done, purpose, waits);
+  return std::make_unique<NcclTransfer>(*this, std::move(done), purpose, waits);
 }
 
-void NcclCommunicator::settle(const std::string& what, const std::string& waits) {
+void NcclCommunicator::settle(const Purpose& purpose, const std::string& waiting) {
   Patience patience(timeout_);
   while (true) {
     std::string said;
@@ -303,14 +302,14 @@ void NcclCommunicator::settle(const std::string& what, const std::string& waits)
       if (!failure_.empty()) throw RuntimeError(failure_);
       now = state(said);
     }
-    if (!said.empty()) fail(what, waits, said);
+    if (!said.empty()) fail(purpose, waiting, said);
     if (now == ncclSuccess) return;
-    if (patience.over()) fail(what, waits, in_vain());
+    if (patience.over()) fail(purpose, waiting, kNotInTime);
     patience.pause();
   }
 }
 
-void NcclCommunicator::wait_on_host(cudaEvent_t event, const std::string& what, const std::string& waits) {
+void NcclCommunicator::wait_on_host(cudaEvent_t event, const Purpose& purpose, const std::string& waiting) {
   Patience patience(timeout_);
   while (true) {
     throw_if_failed();
@@ -318,13 +317,13 @@ void NcclCommunicator::wait_on_host(cudaEvent_t event, const std::string& what, 
     if (status == cudaSuccess) return;
     std::string said;
     if (status != cudaErrorNotReady) {
-      said = text("and CUDA says: ", cudaGetErrorString(status));
+      said = text("CUDA says: ", cudaGetErrorString(status));
     } else {
       const std::lock_guard lock(mutex_);
       state(said);
     }
-    if (said.empty() && patience.over()) said = in_vain();
-    if (!said.empty()) fail(what, waits, said);
+    if (said.empty() && patience.over()) said = kNotInTime;
+    if (!said.empty()) fail(purpose, waiting, said);
     patience.pause();
   }
 }

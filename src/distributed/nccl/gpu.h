@@ -12,14 +12,14 @@
 #include <type_traits>
 #include <vector>
 
-#include "core/check.h"
+#include "distributed/named.h"
 
 namespace heddle::distributed {
 
-inline void check_cuda(cudaError_t status, const std::string& what) {
+inline void check_cuda(cudaError_t status, const Purpose& purpose) {
   if (status == cudaSuccess) return;
   cudaGetLastError();  // not left for the next call to trip over
-  throw RuntimeError(text("[distributed] ", what, ": CUDA: ", cudaGetErrorString(status)));
+  throw RuntimeError(text(beginning(purpose), "CUDA: ", cudaGetErrorString(status)));
 }
 
 // Asks until there is an answer or time is over.
@@ -56,7 +56,7 @@ class Events {
     for (const cudaEvent_t event : free_) cudaEventDestroy(event);
   }
   // Recorded on the stream, by any thread.
-  Event recorded(cudaStream_t stream, const std::string& what) {
+  Event recorded(cudaStream_t stream, const Purpose& purpose) {
     cudaEvent_t event = nullptr;
     {
       const std::lock_guard lock(mutex_);
@@ -65,12 +65,12 @@ class Events {
         free_.pop_back();
       }
     }
-    if (event == nullptr) check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), what);
+    if (event == nullptr) check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), purpose);
     const Event out(event, [this](cudaEvent_t used) {
       const std::lock_guard lock(mutex_);
       free_.push_back(used);
     });
-    check_cuda(cudaEventRecord(event, stream), what);
+    check_cuda(cudaEventRecord(event, stream), purpose);
     return out;
   }
 

@@ -6,7 +6,7 @@
 namespace heddle::distributed {
 
 Watch::Watch(int gpu, std::chrono::milliseconds timeout, std::function<std::string()> fault,
-             std::function<void(const std::string&, const std::string&)> failed)
+             std::function<void(const Purpose&, const std::string&, const std::string&)> failed)
     : gpu_(gpu), timeout_(timeout), fault_(std::move(fault)), failed_(std::move(failed)), thread_([this] { run(); }) {}
 
 Watch::~Watch() {
@@ -18,12 +18,12 @@ Watch::~Watch() {
   thread_.join();
 }
 
-void Watch::add(Event before, Event done, std::string exchange) {
+void Watch::add(Event before, Event done, Purpose purpose, std::string waiting) {
   bool first = false;
   {
     const std::lock_guard lock(mutex_);
     first = exchanges_.empty();
-    exchanges_.push_back({std::move(before), std::move(done), std::move(exchange), {}});
+    exchanges_.push_back({std::move(before), std::move(done), std::move(purpose), std::move(waiting), {}});
   }
   if (first) changed_.notify_all();  // else it looks again by itself
 }
@@ -44,7 +44,7 @@ void Watch::run() {
     std::string why;
     const bool is_done = done(first, why);
     if (!why.empty()) {
-      failed_(first.name, why);
+      failed_(first.purpose, first.waiting, why);
       return;
     }
     lock.lock();
@@ -60,14 +60,14 @@ bool Watch::done(Exchange& exchange, std::string& why) const {
   const cudaError_t status = cudaEventQuery(exchange.done.get());
   if (status == cudaSuccess) return true;
   if (status != cudaErrorNotReady) {
-    why = text("and CUDA says: ", cudaGetErrorString(status));
+    why = text("CUDA says: ", cudaGetErrorString(status));
     return false;
   }
   why = fault_();
   if (!why.empty()) return false;
   const auto now = Patience::Clock::now();
   if (!exchange.begun && cudaEventQuery(exchange.before.get()) == cudaSuccess) exchange.begun = now;
-  if (exchange.begun && now - *exchange.begun > timeout_) why = text("in vain for ", timeout_.count(), " ms");
+  if (exchange.begun && now - *exchange.begun > timeout_) why = kNotInTime;
   return false;
 }
 

@@ -14,22 +14,23 @@ namespace heddle::distributed {
 // behind it have not until it is done itself.
 class Watch {
  public:
-  // fault: what has failed meanwhile, or "". failed: an exchange has, as it was named, and why; called once, at the end
-  // of the watch. Both are called from the thread.
+  // fault: what has failed meanwhile, or "". failed: an exchange has, and why; called once, at the end of the watch.
+  // Both are called from the thread.
   Watch(int gpu, std::chrono::milliseconds timeout, std::function<std::string()> fault,
-        std::function<void(const std::string& exchange, const std::string& why)> failed);
+        std::function<void(const Purpose& purpose, const std::string& waiting, const std::string& why)> failed);
   // When all exchanges are done, or one has failed.
   ~Watch();
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
 
   // before: on the caller's stream.
-  void add(Event before, Event done, std::string exchange);
+  void add(Event before, Event done, Purpose purpose, std::string waiting);
 
  private:
   struct Exchange {
     Event before, done;
-    std::string name;
+    Purpose purpose;
+    std::string waiting;
     std::optional<Patience::Clock::time_point> begun;
   };
   void run();
@@ -39,7 +40,7 @@ class Watch {
   const int gpu_;
   const std::chrono::milliseconds timeout_;
   const std::function<std::string()> fault_;
-  const std::function<void(const std::string&, const std::string&)> failed_;
+  const std::function<void(const Purpose&, const std::string&, const std::string&)> failed_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Exchange> exchanges_;
