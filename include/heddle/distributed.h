@@ -246,9 +246,9 @@ class Communicator {
   // CUDA it says whether that was the reason. Nothing in a transport whose calls throw themselves.
   virtual void throw_if_failed() {}
   // Starts sending `out` to one rank and receiving `in`, as many bytes as that sends, from another; what is empty is
-  // not sent. Exchanges that receive from the same rank are waited for in the order in which they were started, which is
-  // that of its sending. On a GPU exchanges are done one after the other: two ranks that send to each other do so in one
-  // exchange of each.
+  // not sent. Exchanges that receive from the same rank are waited for in the order in which they were started, which
+  // is that of its sending. On a GPU exchanges are done one after the other: two ranks that send to each other do so in
+  // one exchange of each.
   virtual std::unique_ptr<Transfer> exchange(std::span<const std::byte> out, int to, std::span<std::byte> in, int from,
                                              const Purpose& purpose) = 0;
 
@@ -296,8 +296,7 @@ struct Gradients {
 // and returns; calls on several streams are ordered by who makes them. Nothing waits on the host but the first call
 // with a plan, shapes and options, which compares them, and exchanges that the transport was told to wait for. So a
 // call that was made before may be captured into a CUDA graph, and be replayed where all ranks replay theirs; the graph
-// is done with before this is destroyed. Gradients there have no ALiBi, and sums are the same each time
-// (AttentionOptions::deterministic).
+// is done with before this is destroyed. Sums there are the same each time (AttentionOptions::deterministic).
 class RankAttention {
  public:
   // Throws Error if the communicator has not as many ranks as the plan. Plan and communicator outlive this.

@@ -74,7 +74,6 @@ void check_backward(const Call& call, const Plan& plan, Scheme scheme, const Ten
   check.require(lse.given(), "lse is missing: a backward needs forward's");
   check.require(!gradients.dsink.given() || options.sink.given(), "dsink is given and sink is not");
   if (keys.device == Device::cuda) {
-    check.require(!options.alibi_slopes.given(), "alibi_slopes are given: gradients of pieces on a GPU have no ALiBi");
     for (const Area& area : plan.areas()) {
       const std::int64_t width = width_of(area), step = plan.problem().ranks;
       check.require(!rows_stand_apart(plan, scheme) || width < 0 || width >= step, "the plan's order is striped, its ",

@@ -36,7 +36,7 @@ Ranks& patient_ranks(int count) {
 // A rank's tensors on its GPU.
 struct ShareThere {
   Share& host;
-  DeviceTensor q, k, v, d_o, d_lse, o, lse, dq, dk, dv, dsink, sink;
+  DeviceTensor q, k, v, d_o, d_lse, o, lse, dq, dk, dv, dsink, sink, alibi;
   distributed::Options options;
 
   ShareThere(const Whole& whole, Share& s)
@@ -52,9 +52,11 @@ struct ShareThere {
         dk(s.dk),
         dv(s.dv),
         dsink(s.dsink),
-        sink(whole.data.sink) {
+        sink(whole.data.sink),
+        alibi(whole.data.alibi) {
     options.softcap = whole.data.spec.softcap;
     options.sink = sink.view();
+    options.alibi_slopes = alibi.view();
   }
   void forward(RankAttention& attention, const Runtime& runtime) const {
     attention.forward(q.view(), k.view(), v.view(), o.view(), lse.view(), options, runtime);
@@ -129,6 +131,9 @@ std::vector<GpuCase> gpu_cases() {
   add("areas_softcap_f32", 1, 190, 4, 2, DType::f32, 64, areas, Order::zigzag, [](AttentionCase& c) { c.softcap = 3; });
   // Two ranks share a group of query heads in `ulysses`.
   add("cut_group_bf16", 1, 240, 3, 1, DType::bf16, 64, causal, Order::zigzag, with_sink);
+  const auto with_alibi = [](AttentionCase& c) { c.alibi = Alibi::per_head; };
+  add("causal_alibi_bf16", 2, 261, 4, 2, DType::bf16, 64, causal, Order::zigzag, with_alibi);
+  add("documents_alibi_f32", 1, 419, 4, 2, DType::f32, 32, documents, Order::balanced, with_alibi);
   add("one_row_f32", 1, 1, 4, 2, DType::f32, 64, causal, Order::zigzag, with_sink);  // the other rank has none
   return out;
 }
