@@ -141,8 +141,12 @@ void CaseRunner::mirror() {
 }
 
 std::vector<Candidate> CaseRunner::explain(Pass pass) const {
-  return pass == Pass::forward ? explain_attention(inputs_.q, inputs_.k, inputs_.v, inputs_.options)
-                               : explain_attention_backward(inputs_.q, inputs_.k, inputs_.v, {}, inputs_.options);
+  const auto& [q, k, v, d_o, d_lse, options] = inputs_;
+  if (pass == Pass::forward) return explain_attention(q, k, v, options);
+  AttentionGradients gradients;
+  gradients.dbias = options.bias;  // which not all candidates have
+  gradients.dbias.data = nullptr;
+  return explain_attention_backward(q, k, v, gradients, options);
 }
 
 std::vector<std::string> kernels_of(const std::vector<Candidate>& candidates) {

@@ -343,6 +343,7 @@ def check_made_anew(rank, ranks):
         files, following = files + 1, ranks - 1 - own
         where = f"file://{place}/{files}"
         dist.init_process_group(BACKEND, init_method=where, rank=following, world_size=ranks, timeout=WAIT)
+        dist.barrier()  # none is gone while another connects
 
 
 def check_killed(rank, ranks):

@@ -130,7 +130,13 @@ def check_lists(case, rank, ranks):
         runs.append((out, lse, *gradients(out, lse, d_o[:, own], d_lse[..., own], (*mine, of_sink))))
     assert all(torch.equal(a, b) for a, b in zip(*runs)), "two runs differ"
     found = runs[0]
-    assert torch.equal(out, one[0][:, own]) and torch.equal(lse, one[1][..., own]), "not the bits of one process"
+    if DEVICE == "cpu":
+        assert torch.equal(out, one[0][:, own]) and torch.equal(lse, one[1][..., own]), "not the bits of one process"
+    elif len(own) > 0:  # where another kernel may take another number of lists
+        close("out", out, exact[0][:, own], one[0][:, own])
+        found, exactly, single = lse, exact[1][..., own], one[1][..., own]
+        assert torch.equal(found.isinf(), exactly.isinf())
+        close("lse", *(x[~exactly.isinf()] for x in (found, exactly, single)))
     for n, name in enumerate(("dq", "dk", "dv", "dsink")[: len(found) - 2], 2):
         at = (lambda x: x) if n == 5 else lambda x: x[:, own]
         if found[n].numel() > 0:
@@ -202,7 +208,8 @@ def check_nsa(name, rank, ranks):
     for n, x in enumerate(found):
         exactly, single = (hd.shard(whole[n], plan, rank) for whole in (right, one))
         assert x.dtype == single.dtype
-        if x.numel() > 0:
+        # Of one key the derivative of a score is nothing but the rounding of o, of 16 bits here and of 32 in one process.
+        if x.numel() > 0 and not (DEVICE == "cuda" and rows == 1 and n in (1, 2)):
             close(f"{name} {n}", x, exactly, single)
 
 

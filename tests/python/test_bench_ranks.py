@@ -196,7 +196,12 @@ class TestRows:
     def test_rows_are_chosen_by_words(self):
         known = ranks_gpu.known()
         links = ranks_gpu.chosen(known, "link|memory", {"link 8 MB"})
-        assert list(links) == ["link 16 B", "link 64 MB", "link 512 MB", *(f"memory forward and backward S{n}" for n in ("128k", "512k"))]
+        assert list(links) == [
+            "link 16 B",
+            "link 64 MB",
+            "link 512 MB",
+            *(f"memory forward and backward S{n}" for n in ("128k", "512k")),
+        ]
 
     def test_no_row_is_begun_that_would_take_longer_than_is_left(self):
         now = [100.0]

@@ -223,7 +223,13 @@ def test_refusals(call, error, text):
 def test_heads_go_in_parts_where_there_is_work_for_them():
     """Of 8 key heads: some 100 ms of products in each part, or as many parts as save memory."""
     q, k = torch.empty(1, 0, 32, 128), torch.empty(1, 0, 8, 128)
-    for pairs, chunked, count in ((1e8, False, 1), (1e8, True, 8), (1e10, False, 2), (3e10, False, 4), (1e12, False, 8)):
+    for pairs, chunked, count in (
+        (1e8, False, 1),
+        (1e8, True, 8),
+        (1e10, False, 2),
+        (3e10, False, 4),
+        (1e12, False, 8),
+    ):
         layout = Layout([0], [], True, 0, [], pairs=pairs)
         most = parts_for_memory(layout, q, k, k, FORWARD, chunked)
         parts = parts_of_heads(q, k, count_of_parts(k, most))

@@ -25,7 +25,7 @@ def _aligned(torch: Any, count: int) -> Any:
         memory = np.empty(count + 63, np.uint8)
         address = memory.ctypes.data
     else:
-        memory = torch.empty(count + 63, dtype=torch.uint8)
+        memory = torch.empty(count + 63, dtype=torch.uint8, device="cpu")
         address = memory.data_ptr()
     return memory[-address % 64 :][:count]
 

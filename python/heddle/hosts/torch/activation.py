@@ -48,7 +48,7 @@ def _forward(
     _check(q, k, v, dropout_p, attn_mask)
     out = torch.empty_like(q)
     batch, heads, rows, _ = q.shape
-    lse = torch.empty((batch, rows, heads), dtype=torch.float32).transpose(1, 2)
+    lse = torch.empty((batch, rows, heads), dtype=torch.float32, device=q.device).transpose(1, 2)
     items = pack(bias=four(attn_mask), causal="top_left" if is_causal else "none", scale=scale)
     native(_heddle.attention_forward, q, k, v, out, lse, items, True)
     if attn_mask is not None:  # torch's own has 0 for rows that meet no key, which its backward may get to see

@@ -276,7 +276,7 @@ def dropout_keep(shape, p, seed, device=_CPU):
     """bool [B, H, Sq, Sk]: which probabilities dropout keeps under this seed (an int64 tensor of one element)."""
     if device.type == "meta":
         return torch.empty(shape, dtype=torch.bool, device=device)
-    keep = torch.empty(shape, dtype=torch.bool)
+    keep = torch.empty(shape, dtype=torch.bool, device=_CPU)
     _heddle.dropout_mask(keep, p, int(seed) & 0xFFFFFFFFFFFFFFFF)
     return keep.to(device)
 

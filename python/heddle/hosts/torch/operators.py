@@ -123,7 +123,7 @@ def native(function, q, *arguments):
 def seed_tensor(seed):
     """int64 of one element, from an int, such a tensor, or torch's default generator."""
     if seed is None:
-        return torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64)
+        return torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device="cpu")
     if isinstance(seed, torch.Tensor):
         return seed
     try:
@@ -133,7 +133,7 @@ def seed_tensor(seed):
         raise TypeError(
             f"[attention] dropout_seed is {shown}: it must be an int or an int64 tensor of one element"
         ) from None
-    return torch.tensor(seed - (1 << 64) if seed >> 63 else seed, dtype=torch.int64)
+    return torch.tensor(seed - (1 << 64) if seed >> 63 else seed, dtype=torch.int64, device="cpu")
 
 
 def _forward(q, k, v, *options):
