@@ -110,7 +110,7 @@ def check_sdpa(backend, rank, ranks):
     assert counter.frame_count == 3, counter.frame_count
     same("behind", with_gradients(compiled, [mine]), before)
     assert counter.frame_count == 3
-    with hd.sdpa(plans[0], timeout=SECONDS), torch.autocast(distributed_ranks.DEVICE):
+    with hd.sdpa(plans[0], timeout=SECONDS), torch.autocast(distributed_ranks.DEVICE, torch.bfloat16):
         own = model(mine)
         assert own[0].dtype == torch.bfloat16
         same("autocast", compiled(mine), own)

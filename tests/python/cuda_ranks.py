@@ -469,9 +469,12 @@ def worlds():
 def programs():
     """Worlds of the CPU's programs, of two ranks."""
     of_lists = (dataclasses.replace(case, dtype=torch.bfloat16) for case in sparse_ranks.cases() if not case.masks)
+    of_blocks = (  # kernels of GPUs for weights in few bits take 16-bit operands
+        dataclasses.replace(case, dtype=torch.bfloat16 if case.formats else case.dtype) for case in tensor_ranks.cases()
+    )
     of_compiled = (compiled_ranks.check_attention, compiled_ranks.check_sdpa)
     worlds = {
-        "blocks": {case.name: (tensor_ranks.check_block, case) for case in tensor_ranks.cases()},
+        "blocks": {case.name: (tensor_ranks.check_block, case) for case in of_blocks},
         "compiled": {check.__name__: (check, "aot_eager") for check in of_compiled},
         "meshes": {f"fsdp {scheme}": (mesh_ranks.check_fsdp, scheme) for scheme in ("gather", "ring", "ulysses")},
         "lists": {case.name: (sparse_ranks.check_lists, case) for case in of_lists},

@@ -134,9 +134,9 @@ def check_lists(case, rank, ranks):
         assert torch.equal(out, one[0][:, own]) and torch.equal(lse, one[1][..., own]), "not the bits of one process"
     elif len(own) > 0:  # where another kernel may take another number of lists
         close("out", out, exact[0][:, own], one[0][:, own])
-        found, exactly, single = lse, exact[1][..., own], one[1][..., own]
-        assert torch.equal(found.isinf(), exactly.isinf())
-        close("lse", *(x[~exactly.isinf()] for x in (found, exactly, single)))
+        there = ~exact[1][..., own].isinf()
+        assert torch.equal(~lse.isinf(), there)
+        close("lse", *(x[there] for x in (lse, exact[1][..., own], one[1][..., own])))
     for n, name in enumerate(("dq", "dk", "dv", "dsink")[: len(found) - 2], 2):
         at = (lambda x: x) if n == 5 else lambda x: x[:, own]
         if found[n].numel() > 0:
