@@ -26,13 +26,14 @@ import gpu_conditions
 import gpu_decode_rows
 import gpu_linear_rows
 import gpu_lowbit_rows
+import gpu_nsa_part_rows
 import gpu_nsa_rows
 import gpu_peers as peers
 import gpu_rows
 import gpu_timing as timing
 import sources
 import torch
-from gpu_reference import distance, from_expected
+from gpu_reference import distance
 
 OWN = (
     "heddle",
@@ -88,26 +89,43 @@ def outputs_of(row) -> dict[str, tuple]:
     return outputs
 
 
+def from_references(row, outputs, references) -> dict[str, float]:
+    """contender -> largest relative distance of its outputs from what its own reference, or else the row's agreement, says; NaN
+    where any of an output is not finite."""
+    found = {} if row.agreement is None else row.agreement()
+    for name, expected in references.items():
+        if name in outputs:
+            found[name] = worst((each.worst(x) for each, x in zip(expected, outputs[name], strict=True)), row.limit)
+    for name, tensors in outputs.items():
+        if not all(x.isfinite().all() for x in tensors if x.is_floating_point()):
+            found[name] = math.nan
+    if unseen := outputs.keys() - found.keys():
+        raise Wrong(f"{', '.join(sorted(unseen))}: compared with nothing")
+    return {name: found[name] for name in outputs}
+
+
+def worst(values, limit) -> float:
+    """The largest, or one that is not within the limit: a NaN must stay one, which max() would not see to."""
+    values = list(values)
+    return next((value for value in values if not value <= limit), max(values))
+
+
 def compared(row, outputs) -> dict[str, float]:
     """contender -> largest relative distance of an output from the reference's and from the first rival's."""
-    if row.agreement is not None:
-        for name, tensors in outputs.items():
-            if not all(x.isfinite().all() for x in tensors if x.is_floating_point()):
-                raise Wrong(f"an output of {name} is not finite")
-        return {name: value for name, value in row.agreement().items() if name in outputs}
     found = {}
     if row.reference is not None:
         expected = row.reference()
-        found = {name: from_expected(tensors[0], expected) for name, tensors in outputs.items()}
+        if isinstance(expected, dict):
+            return from_references(row, outputs, expected)
+        found = {name: expected.worst(tensors[0]) for name, tensors in outputs.items()}
     rival = next((name for name in outputs if name not in OWN), None)
     if rival is None and not found:
         raise Wrong("there is neither a reference nor another contender to compare with")
     for name in outputs if rival is not None and found.get(rival, 0.0) <= row.limit else ():
         pairs = zip(outputs[name], outputs[rival], strict=True)
-        # A NaN must stay one, which max() would not see to.
         values = [found.get(name, 0.0), *(distance(mine, other) for mine, other in pairs)]
         if name != rival:
-            found[name] = next((value for value in values if not value <= row.limit), max(values))
+            found[name] = worst(values, row.limit)
     return found
 
 
@@ -234,7 +252,8 @@ def show(row):
 
 def known() -> dict:
     modules = (
-        gpu_rows, gpu_backward_rows, gpu_decode_rows, gpu_linear_rows, gpu_lowbit_rows, gpu_nsa_rows, gpu_block_sparse_rows
+        gpu_rows, gpu_backward_rows, gpu_decode_rows, gpu_linear_rows, gpu_lowbit_rows, gpu_nsa_rows,
+        gpu_nsa_part_rows, gpu_block_sparse_rows,
     )  # fmt: skip
     return {name: make for module in modules for name, make in module.rows().items()}
 

@@ -33,11 +33,16 @@ def operands(*shape, dtype=torch.bfloat16):
     return [x.requires_grad_() for x in tensors(*shape, dtype)]
 
 
+def weight_of(shape, dtype):
+    """What outputs of gradients() are multiplied with and summed: the same again for a shape."""
+    return torch.randn(shape, generator=torch.Generator("cuda").manual_seed(3), device="cuda").to(dtype)
+
+
 def gradients(forward, leaves):
     """A call of the backward alone: the forward runs once, here."""
     peers.prepare(forward)()
     out = forward()
-    weight = torch.randn(out.shape, generator=torch.Generator("cuda").manual_seed(3), device="cuda").to(out.dtype)
+    weight = weight_of(out.shape, out.dtype)
     return peers.through(forward, lambda: torch.autograd.grad(out, leaves, weight, retain_graph=True))
 
 

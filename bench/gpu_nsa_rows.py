@@ -1,9 +1,10 @@
 """What `make bench-gpu` times of native sparse attention (docs/nsa.md): the whole operation, forward and backward, beside
-flash-linear-attention's and beside dense attention; its parts; ways of sharing; decoding; memory.
+flash-linear-attention's and beside dense attention; ways of sharing; decoding; memory. Its parts: gpu_nsa_part_rows.py.
 
-Dense attention computes something else, so its outputs are not compared; those of native sparse attention are, over lists that
-all are given, with the naive functions in float64: gradients and few keys once for each form at 2048 keys, forwards of more keys
-at their own number, in the last rows.
+Of the timed outputs sampled rows, and the gradients of some keys, are compared with float64 (gpu_nsa_reference.py); those of
+dense attention with its own. flash-linear-attention chooses blocks by another rule, so it is compared over lists that it is
+given, with the naive functions in float64: gradients and few keys once for each form at 2048 keys, forwards of more keys at their
+own number, in the last rows.
 """
 
 from __future__ import annotations
@@ -18,19 +19,18 @@ import heddle
 import heddle.nsa
 import sources
 import torch
-from gpu_backward_rows import both, gradients
-from gpu_reference import distance
+from gpu_backward_rows import both, gradients, weight_of
+from gpu_nsa_reference import Whole, decoded
+from gpu_nsa_reference import dense as expected_dense
+from gpu_reference import Attention, distance, sampled
 from gpu_rows import Row, random
 
 SIZE, BLOCK, BLOCKS, WINDOW = 128, 64, 16, 512
-FEW = (
-    8192 * 32
-)  # rows of all heads; of no more, compressed branch and gated sum take under 100 us, and are timed in graphs
 LENGTHS = (8192, 16384, 32768, 65536)
 HEADS = ((64, 4), (32, 8))
-CHECKED, LAST = 2048, 64  # keys; rows that are compared where there are more keys
-# Of results' and gradients' norms, in bf16: probabilities, branches and results are each rounded.
-LIMIT = 0.03
+CHECKED, LAST = 2048, 64  # of flash-linear-attention: keys; rows that are compared where there are more keys
+# Of a sampled row's norm, in bf16: probabilities, branches and results are each rounded.
+LIMIT, GRADIENT_LIMIT = 0.01, 0.02
 #: A file of torch.save: q, k, v [B, T, heads, D], and maybe g_cmp, g_slc, g_swa [B, T, heads], of a model's layer (--tensors).
 TENSORS: Path | None = None
 
@@ -76,72 +76,66 @@ def there(x):
     return [y for y in x if y is not None]
 
 
+def lists_of(x, sharing):
+    """The blocks that parallel_nsa chooses, by its own steps."""
+    q, k, v = (y.detach() for y in x[:3])
+    listing = sharing.get("query_stride", 1)
+    at = listing if "cmp" in sharing.get("share_branches", ()) else 1
+    with torch.no_grad():
+        k_pooled, v_pooled = (heddle.nsa.pool_keys(y, BLOCK) for y in (k, v))
+        over = {"causal": "top_left", "key_offset": BLOCK - 1, "key_step": BLOCK, "q_step": at, "return_lse": True}
+        lse = heddle.attention(q[:, ::at], k_pooled, v_pooled, **over)[1]
+        lse = lse if at == listing else lse[..., ::listing]
+        most = min(BLOCKS, -(-k.shape[1] // BLOCK))
+        return heddle.nsa.select_blocks(q[:, ::listing], k_pooled, most, lse=lse, block_size=BLOCK, q_step=listing)
+
+
+def reference(x, window, calls, sharing=None, weight=None):
+    """What each contender's outputs should be, and flash-linear-attention's not. weight: of o, for gradients."""
+    made = {}
+    for name in calls:
+        shared = sharing or {} if name == "heddle" else {}
+        if name in ("heddle", "default"):
+            made[name] = Whole(x, lists_of(x, shared), BLOCK, window, shared).expected(weight)
+    over_all = expected_dense(*x[:3], weight)
+    return made | {name: over_all for name in calls if name in ("dense", "fa3")}
+
+
 @functools.cache
-def agreement(
-    heads: int, kv_heads: int, window: int, backward: bool, preset: str | None = None, length: int = CHECKED
-) -> dict[str, float]:
-    """contender -> its largest distance from the naive functions in float64, over the same lists, at two key/value heads."""
+def agreement(heads: int, kv_heads: int, window: int, backward: bool, length: int = CHECKED) -> dict[str, float]:
+    """flash-linear-attention's largest distance from the naive functions in float64, over the same lists, at two key/value heads."""
     group, length = heads // kv_heads, CHECKED if backward else max(length, CHECKED)
-    sharing = heddle.nsa.presets(group)[preset] if preset else {}
     prepared = leaves if backward else list  # a graph of so many keys would take the GPU's memory
     x = prepared(without_window(operands(1, length, 2 * group, 2), window))
     with torch.no_grad():
         lists = heddle.nsa.select_blocks(x[0], heddle.nsa.pool_keys(x[1], BLOCK), BLOCKS, block_size=BLOCK)
-    rows = slice(length - LAST if length > CHECKED else 0, None)
-    wide = prepared([None if y is None else y.double() for y in x])
-    q, k, v, g_cmp, g_slc, g_swa = (y if y is None or n in (1, 2) else y[:, rows] for n, y in enumerate(wide))
-    exact = heddle.nsa.naive_nsa(q, k, v, g_slc, g_swa, lists[:, rows], BLOCKS, BLOCK, window, **sharing)
-    compressed = heddle.nsa.naive_nsa_compression(q, k, v, g_cmp, BLOCKS, BLOCK)[1]
-    if "cmp" in sharing.get("share_branches", ()):  # copied from anchors, with their gates
-        assert sharing["gate"] == "anchor"
-        stride = sharing["query_stride"]
-        compressed = compressed[:, ::stride].repeat_interleave(stride, 1)[:, : exact.shape[1]]
-    exact = exact + compressed
-    weight = random(*exact.shape)
-    expected = [exact.detach()]
-    if backward:
-        expected += torch.autograd.grad(exact, there(wide), weight.double())
     found = {}
-    calls = {"heddle": lambda: mine(x, window, lists, **sharing)}
-    if not preset:
-        calls |= fla(x, window, lists.long())
-    for name, call in calls.items():
+    for name, call in fla(x, window, lists.long()).items():
+        rows = slice(length - LAST if length > CHECKED else 0, None)
+        wide = prepared([None if y is None else y.double() for y in x])
+        q, k, v, g_cmp, g_slc, g_swa = (y if y is None or n in (1, 2) else y[:, rows] for n, y in enumerate(wide))
+        exact = heddle.nsa.naive_nsa(q, k, v, g_slc, g_swa, lists[:, rows], BLOCKS, BLOCK, window)
+        exact = exact + heddle.nsa.naive_nsa_compression(q, k, v, g_cmp, BLOCKS, BLOCK)[1]
+        weight = random(*exact.shape)
+        expected = [exact.detach()]
+        if backward:
+            expected += torch.autograd.grad(exact, there(wide), weight.double())
         try:
             o = call()
             outputs = [o.detach()[:, rows], *(torch.autograd.grad(o, there(x), weight) if backward else ())]
         except Exception as error:  # another's, whatever it is: outputs_of() says of the timed call
-            if name == "heddle":
-                raise
             print(f"fla at {CHECKED} keys, {heads} / {kv_heads} heads: {type(error).__name__}: {error}"[:300])
             found[name] = float("nan")
             continue
         distances = [distance(a, b) for a, b in zip(outputs, expected, strict=True)]
-        found[name] = next((d for d in distances if not d <= LIMIT), max(distances))
+        found[name] = next((d for d in distances if d != d), max(distances))
     return found
 
 
-@functools.cache
-def cache_agreement(heads: int, kv_heads: int) -> dict[str, float]:
-    """Of a step of decoding, over all blocks."""
-    group = heads // kv_heads
-    x = operands(2, CHECKED, 2 * group, 2)
-    cache = heddle.nsa.Cache(2, CHECKED, 2, SIZE, block=BLOCK, dtype=x[0].dtype, device="cuda")
-    rows = slice(CHECKED - 1, CHECKED)
-    with torch.no_grad():
-        cache.append(x[1][:, :-1], x[2][:, :-1])
-        last = [y[:, rows] for y in x]
-        every = CHECKED // BLOCK
-        o = heddle.nsa.nsa_with_cache(*last[:3], cache, *last[3:], every, BLOCK, WINDOW)
-        q, g_cmp, g_slc, g_swa = (last[n].double() for n in (0, 3, 4, 5))
-        k, v = x[1].double(), x[2].double()
-        expected = heddle.nsa.naive_nsa_with_compression(q, k, v, g_cmp, g_slc, g_swa, every, BLOCK, WINDOW)
-    return {"heddle": distance(o, expected)}
-
-
-def row(calls, agrees, window=0, **more):
+def row(calls, reference, window=0, **more):
     about = {"work": 1, "unit": "calls/s", "limit": LIMIT, "kernel": "nsa", "sources": sources.NSA_GPU}
     absent = {} if "fla" in calls or "fla" in more.get("absent", {}) else {"fla": peers.why_no_fla(window)}
-    return Row(calls, agreement=agrees, **{**about, **more, "absent": {**absent, **more.get("absent", {})}})
+    return Row(calls, reference=reference, **{**about, **more, "absent": {**absent, **more.get("absent", {})}})
 
 
 def dense(q, k, v):
@@ -156,8 +150,14 @@ def forwards(x, window):
 
 def forward_of(x, heads, kv_heads, window, **more):
     x = without_window(x, window)
-    agrees = functools.partial(agreement, heads, kv_heads, window, False, length=x[0].shape[1])
-    return row(forwards(x, window), agrees, window, **more)
+    agrees = functools.partial(agreement, heads, kv_heads, window, False, x[0].shape[1])
+    calls = forwards(x, window)
+    return row(calls, functools.partial(reference, x, window, calls), window, agreement=agrees, **more)
+
+
+def weight_for(make, q):
+    """The weight of o in what `make`, gradients or both, times."""
+    return torch.ones_like(q) if make is both else weight_of(q.shape, q.dtype)
 
 
 def backward_of(x, heads, kv_heads, window, make=gradients, **more):
@@ -171,7 +171,9 @@ def backward_of(x, heads, kv_heads, window, make=gradients, **more):
             if name in ("heddle", "dense"):
                 raise
             absent[name] = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-    return row(calls, functools.partial(agreement, heads, kv_heads, window, True), window, absent=absent, **more)
+    agrees = functools.partial(agreement, heads, kv_heads, window, True)
+    expected = lambda: reference(x, window, calls, weight=weight_for(make, x[0]))  # noqa: E731
+    return row(calls, expected, window, agreement=agrees, absent=absent, **{"limit": GRADIENT_LIMIT, **more})
 
 
 def forward(length, heads, kv_heads, window):
@@ -206,66 +208,16 @@ def shared(length, heads, kv_heads, preset, direction, window=WINDOW, beside_fla
     calls = {"heddle": lambda: mine(x, window, **sharing), "default": lambda: mine(x, window), **dense(*x[:3])}
     if direction == "backward":
         calls = {name: make(call, there(x) if name in ("heddle", "default") else x[:3]) for name, call in calls.items()}
-    agrees = functools.partial(agreement, heads, kv_heads, window, direction == "backward", preset, length)
-    if not beside_fla:
-        return row(calls, agrees, absent={"fla": "it has no sharing"}, **more)
-    return row(
-        {**calls, **fla(x, window)},
-        lambda: agreement(heads, kv_heads, window, False, length=length) | agrees(),
-        window,
-        **more,
-    )
+    absent, agrees = {"fla": "it has no sharing"}, None
+    if beside_fla:
+        calls |= fla(x, window)
+        absent, agrees = {}, functools.partial(agreement, heads, kv_heads, window, False, length)
 
+    def expected():
+        return reference(x, window, calls, sharing, weight_for(make, x[0]) if direction == "backward" else None)
 
-PARTS = ("pooled keys", "compressed", "selection", "selected", "window")
-
-
-def part(length, heads, kv_heads, name, direction):
-    """One step of the operation, as parallel_nsa calls it."""
-    x = operands(1, length, heads, kv_heads)
-    if direction == "backward":
-        x = leaves(x)
-    q, k, v = x[:3]
-    with torch.no_grad():
-        k_pooled, v_pooled = (heddle.nsa.pool_keys(y, BLOCK) for y in (k, v))
-        compressed = {"causal": "top_left", "key_offset": BLOCK - 1, "key_step": BLOCK, "return_lse": True}
-        lse = heddle.attention(q, k_pooled, v_pooled, **compressed)[1]
-        lists = heddle.nsa.select_blocks(q, k_pooled, BLOCKS, lse=lse, block_size=BLOCK)
-    if direction == "backward":
-        k_pooled, v_pooled = leaves((k_pooled, v_pooled))
-    call, of = {
-        "pooled keys": (lambda: heddle.nsa.pool_keys(k, BLOCK), [k]),
-        "compressed": (lambda: heddle.attention(q, k_pooled, v_pooled, **compressed)[0], [q, k_pooled, v_pooled]),
-        "selection": (lambda: heddle.nsa.select_blocks(q, k_pooled, BLOCKS, lse=lse, block_size=BLOCK), None),
-        "selected": (
-            lambda: heddle.sparse_attention(q, k, v, lists, block_size=BLOCK, causal="bottom_right"),
-            [q, k, v],
-        ),
-        "window": (
-            lambda: heddle.attention(q, k, v, causal="bottom_right", window=(WINDOW - 1, None)),
-            [q, k, v],
-        ),
-    }[name]
-    if direction == "backward":
-        call = gradients(call, of)
-    agrees = functools.partial(agreement, heads, kv_heads, WINDOW, direction == "backward")
-    few = length * heads <= FEW and name == "compressed"
-    how = "graph" if direction == "forward" and (name == "pooled keys" or few) else "queued"
-    return row({"heddle": call}, agrees, how=how, absent={"fla": "a part"})
-
-
-def gates(length, heads, kv_heads, direction):
-    """The gated sum of three branches."""
-    os = [random(1, length, heads, SIZE) for _ in range(3)]
-    scale = [torch.rand(1, length, heads, device="cuda") for _ in range(3)]
-    if direction == "backward":
-        os, scale = leaves(os), leaves(scale)
-    call = lambda: torch.ops.heddle.gate_branches(os, scale)  # noqa: E731
-    if direction == "backward":
-        call = gradients(call, [*os, *scale])
-    agrees = functools.partial(agreement, heads, kv_heads, WINDOW, direction == "backward")
-    how = "graph" if direction == "forward" and length * heads <= FEW else "queued"
-    return row({"heddle": call}, agrees, how=how, absent={"fla": "a part"})
+    limit = GRADIENT_LIMIT if direction == "backward" else LIMIT
+    return row(calls, expected, window, agreement=agrees, absent=absent, limit=limit, **more)
 
 
 def decode(batch, length, heads, kv_heads, turns=4):
@@ -291,8 +243,15 @@ def decode(batch, length, heads, kv_heads, turns=4):
         ),
         **peers.fa3_cached([(step[0], cache.k, cache.v) for step in steps], full),
     }
-    agrees = functools.partial(cache_agreement, heads, kv_heads)
-    return row(calls, agrees, how="graph", rotations=turns, absent={"fla": "it has no cache of pooled keys"})
+
+    def expected():
+        q, k_last, v_last, *gates = steps[0]
+        k, v = (torch.cat([x[:, :-1], last], 1) for x, last in ((cache.k, k_last), (cache.v, v_last)))
+        over_all = (sampled(Attention(q, k, v, causal=True)),)
+        return dict.fromkeys(calls, over_all) | {"heddle": decoded(q, k, v, gates, BLOCK, BLOCKS, WINDOW)}
+
+    absent = {"fla": "it has no cache of pooled keys"}
+    return row(calls, expected, how="graph", rotations=turns, absent=absent)
 
 
 def of_file(make, window):
@@ -315,15 +274,6 @@ def rows():
                 for length in LENGTHS:
                     name = f"nsa {heads}/{kv_heads} window {WINDOW} {preset} {direction} S{length}"
                     out[name] = functools.partial(shared, length, heads, kv_heads, preset, direction)
-        for direction in ("forward", "backward"):
-            for length in (8192, 65536):
-                for name in PARTS:
-                    if name == "selection" and direction == "backward":
-                        continue
-                    title = f"nsa part {name} {heads}/{kv_heads} {direction} S{length}"
-                    out[title] = functools.partial(part, length, heads, kv_heads, name, direction)
-                title = f"nsa part gates {heads}/{kv_heads} {direction} S{length}"
-                out[title] = functools.partial(gates, length, heads, kv_heads, direction)
         out[f"nsa decode B16 {heads}/{kv_heads} 65536"] = functools.partial(decode, 16, 65536, heads, kv_heads)
         out[f"nsa decode B1 {heads}/{kv_heads} 65536"] = functools.partial(decode, 1, 65536, heads, kv_heads)
         for window in (0, WINDOW):

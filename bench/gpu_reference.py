@@ -78,10 +78,17 @@ class Attention:
 
 @dataclasses.dataclass
 class Expected:
-    """Some of a call's outputs, as they should be: part(output) is compared with `values`."""
+    """Some of an output, as it should be: part(output) is compared with `values`, row by row."""
 
     part: Callable
     values: torch.Tensor
+
+    def worst(self, output) -> float:
+        """The worst relative distance of a row, so that none hides behind longer ones; NaN if any is. A row of zeros must be
+        zeros."""
+        mine, values = self.part(output).double().flatten(1), self.values.double().flatten(1)
+        off = (mine - values).norm(dim=1)
+        return torch.where(off == 0, 0, off / values.norm(dim=1)).max().item()
 
 
 def sampled(problem: Attention) -> Expected:
@@ -110,9 +117,3 @@ def distance(mine: torch.Tensor, other: torch.Tensor) -> float:
     """Of `mine` from `other`, relative, in the Frobenius norm; NaN if either has one."""
     wide = torch.float64 if torch.float64 in (mine.dtype, other.dtype) else torch.float32
     return ((mine.to(wide) - other.to(wide)).norm() / other.to(wide).norm()).item()
-
-
-def from_expected(output: torch.Tensor, expected: Expected) -> float:
-    """The worst relative distance of a sampled row, so that no row hides behind longer ones; NaN if any is."""
-    mine, values = expected.part(output).double().flatten(1), expected.values.double().flatten(1)
-    return ((mine - values).norm(dim=1) / values.norm(dim=1)).max().item()

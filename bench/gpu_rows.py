@@ -31,9 +31,9 @@ class Row:
     how: str = "queued"
     rotations: int = 1  # distinct inputs that calls(n) takes in turn, for graphs
     limit: float = LIMIT  # of an output's relative distance from the reference, and from the first rival's
-    reference: Callable[[], Expected] | None = None
-    # contender -> the difference of a smaller call of its from what it should be, in place of the timed calls' outputs: those
-    # it does not name compute something else.
+    # Of the first output, to which all are held; or of each contender's outputs, where not all compute the same.
+    reference: Callable[[], Expected | dict[str, tuple[Expected, ...]]] | None = None
+    # Beside the latter, of contenders whose timed outputs have no reference: the difference of a smaller call from its own.
     agreement: Callable[[], dict[str, float]] | None = None
     kernel: str = ""  # Heddle's candidate
     sources: tuple[str, ...] = ()

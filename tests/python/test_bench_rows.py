@@ -2,111 +2,25 @@
 
 import json
 import math
-import re
 import sys
-import time
 import types
-from pathlib import Path
 
 import pytest
-
-torch = pytest.importorskip("torch")
-heddle = pytest.importorskip("heddle")
-from torch.overrides import TorchFunctionMode  # noqa: E402
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
-import attention_bench_gpu as bench  # noqa: E402
-import gpu_backward_rows  # noqa: E402
-import gpu_block_sparse_rows  # noqa: E402
-import gpu_decode_rows  # noqa: E402
-import gpu_lowbit_rows  # noqa: E402
-import gpu_nsa_rows  # noqa: E402
-import gpu_peers  # noqa: E402
-import gpu_reference  # noqa: E402
-import gpu_rows  # noqa: E402
-import gpu_timing  # noqa: E402
-import sources  # noqa: E402
-
-
-class OnTheCpu(TorchFunctionMode):
-    """What asks for a GPU gets the CPU."""
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        kwargs = dict(kwargs or {})
-        if str(kwargs.get("device")).startswith("cuda"):
-            kwargs["device"] = "cpu"
-        return function(*args, **kwargs)
-
-
-class Clock:
-    """A device that is the CPU: calls are over when they return."""
-
-    host_seconds = staticmethod(time.perf_counter)
-
-    def pause(self, seconds):
-        pass
-
-    synchronize = lambda self: None
-    sleep = pause
-
-    class event:
-        def record(self):
-            self.at = time.perf_counter()
-
-        def query(self):
-            return False
-
-        def elapsed_time(self, end):
-            return 1e3 * max(end.at - self.at, 1e-9)
-
-
-class OfAnyDevice(type):
-    made = torch.Generator
-
-    def __call__(cls, device="cpu"):
-        return cls.made()
-
-
-class Generator(metaclass=OfAnyDevice):
-    """torch.Generator, of the CPU whatever was asked for. A class: torch imports parts of itself late, and annotates with it."""
-
-
-@pytest.fixture(autouse=True)
-def cpu(monkeypatch):
-    monkeypatch.setattr(torch, "Generator", Generator)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(gpu_timing, "Cuda", Clock)
-    monkeypatch.setattr(gpu_timing, "SAMPLE_MS", 0.01)
-    monkeypatch.setattr(gpu_timing, "HOST_SECONDS", 1e-6)
-    monkeypatch.setattr(gpu_timing, "WARM_CALLS", 1)
-    monkeypatch.setattr(
-        gpu_timing,
-        "graph",
-        lambda call, rotations, prepare: gpu_timing.Contender((lambda: call(0)) if rotations > 1 else call, 1, prepare),
-    )
-    monkeypatch.setattr(gpu_decode_rows, "ROTATED_BYTES", 1 << 16)
-    monkeypatch.setattr(gpu_nsa_rows, "CHECKED", 192)
-    monkeypatch.setattr(gpu_block_sparse_rows, "CHECKED", 256)
-    for name in ("gemm_tflops", "copy_tbs"):
-        monkeypatch.setattr(bench, name, lambda: 1.0)
-    for backward in (False, True):
-        monkeypatch.setitem(sources.ATTENTION, ("cpu", backward), ("src/cpu/attention*",))
-    flags = {
-        name: getattr(torch.backends.cuda, f"{name}_sdp_enabled")()
-        for name in ("flash", "mem_efficient", "math", "cudnn")
-    }
-    with OnTheCpu():
-        yield
-    for name, value in flags.items():  # rows choose back ends for good
-        getattr(torch.backends.cuda, f"enable_{name}_sdp")(value)
-
-
-def made(calls, **more):
-    return lambda: gpu_rows.Row(calls, 1.0, "calls/s", **more)
-
-
-def made_ones():
-    return gpu_rows.Row({"heddle": lambda: ONES, "cudnn": lambda: ONES}, 1.0, "calls/s")
+from bench_kit import (  # noqa: F401  cpu is a fixture
+    bench,
+    cpu,
+    gpu_backward_rows,
+    gpu_decode_rows,
+    gpu_lowbit_rows,
+    gpu_peers,
+    gpu_reference,
+    gpu_rows,
+    gpu_timing,
+    heddle,
+    made,
+    sources,
+    torch,
+)
 
 
 def on_a_gpu(monkeypatch):
@@ -118,6 +32,10 @@ def on_a_gpu(monkeypatch):
 
 ONES = torch.ones(4, 3)
 NAN = torch.full((4, 3), math.nan)
+
+
+def made_ones():
+    return gpu_rows.Row({"heddle": lambda: ONES, "cudnn": lambda: ONES}, 1.0, "calls/s")
 
 
 def test_a_right_row_has_its_difference_its_spread_and_its_sources():
@@ -168,9 +86,8 @@ def test_a_rival_that_computes_something_else_is_out_of_the_race():
 def test_a_reference_is_held_against_each_row_and_a_rival_against_all_of_it():
     expected = lambda: gpu_reference.Expected(lambda o: o[:2], ONES[:2])
     small = torch.cat([100 * ONES[:1], ONES[1:2] * 1.5])  # the second row is wrong, beside one that hides it in a norm
-    assert gpu_reference.from_expected(
-        small, gpu_reference.Expected(lambda o: o, torch.cat([100 * ONES[:1], ONES[:1]]))
-    ) == pytest.approx(0.5)
+    both = gpu_reference.Expected(lambda o: o, torch.cat([100 * ONES[:1], ONES[:1]]))
+    assert both.worst(small) == pytest.approx(0.5)
     unseen = torch.cat([ONES[:3], NAN[:1]])  # the reference does not look at the last row
     assert "wrong" not in bench.measure("r", made({"heddle": lambda: unseen}, reference=expected))
     assert "wrong" in bench.measure("r", made({"heddle": lambda: unseen, "cudnn": lambda: ONES}, reference=expected))
@@ -212,22 +129,6 @@ SMALL = {
     "encode": lambda: gpu_lowbit_rows.encode(128, 256, "nvfp4"),
     "encode, scale given": lambda: gpu_lowbit_rows.encode(128, 256, "nvfp4", "plain", 1e-2),
     "decode weights": lambda: gpu_lowbit_rows.decode(128, 256, "int4_g128_zp"),
-    "blocks": lambda: gpu_block_sparse_rows.blocks(384, 64, 128, 50),
-    "blocks, gradients": lambda: gpu_block_sparse_rows.blocks(256, 64, 64, 10, backward=True),
-    "nsa": lambda: gpu_nsa_rows.forward(192, 8, 2, 0),
-    "nsa gradients": lambda: gpu_nsa_rows.backward(192, 8, 2, 64),
-    "nsa gradients, no window": lambda: gpu_nsa_rows.backward(192, 8, 2, 0),
-    "nsa shared": lambda: gpu_nsa_rows.shared(192, 8, 2, "fast", "forward"),
-    "nsa shared, compression too": lambda: gpu_nsa_rows.shared(192, 8, 2, "seed_4_3", "backward"),
-    "nsa shared, gradients": lambda: gpu_nsa_rows.shared(192, 8, 2, "seed", "backward"),
-    "nsa shared, no window": lambda: gpu_nsa_rows.shared(192, 8, 2, "fast", "forward", 0, beside_fla=True),
-    "nsa decode": lambda: gpu_nsa_rows.decode(2, 192, 8, 2),
-    **{
-        f"nsa {name}, {direction}": lambda name=name, direction=direction: gpu_nsa_rows.part(192, 8, 2, name, direction)
-        for name in gpu_nsa_rows.PARTS
-        for direction in ("forward", "backward")
-        if (name, direction) != ("selection", "backward")
-    },
 } | {f"option {name}": lambda name=name: gpu_rows.option(name, 256, 800) for name in gpu_rows.OPTIONS}
 
 
@@ -236,134 +137,6 @@ def test_rows_are_made_compared_and_timed(name):
     row = bench.measure(name, SMALL[name])
     assert "wrong" not in row, row["wrong"]
     assert 0 <= row["difference"]["heddle"] <= row["limit"] and row["rates"]["heddle"] > 0 and row["sources"]
-
-
-def test_native_sparse_attention_that_differs_has_no_time(monkeypatch):
-    gpu_nsa_rows.agreement.cache_clear()
-    whole = heddle.nsa.parallel_nsa
-    monkeypatch.setattr(heddle.nsa, "parallel_nsa", lambda *x, **options: 1.1 * whole(*x, **options))
-    wrong = bench.measure("r", SMALL["nsa"])["wrong"]
-    assert float(re.search("heddle differs by ([0-9.]+),", wrong)[1]) == pytest.approx(0.1, abs=0.01), wrong
-    gpu_nsa_rows.agreement.cache_clear()
-
-
-def test_blocks_that_differ_have_no_time(monkeypatch):
-    gpu_block_sparse_rows.agreement.cache_clear()
-    whole = heddle.sparse_attention
-    monkeypatch.setattr(heddle, "sparse_attention", lambda *x, **options: 1.1 * whole(*x, **options))
-    wrong = bench.measure("r", SMALL["blocks"])["wrong"]
-    assert float(re.search("heddle differs by ([0-9.]+),", wrong)[1]) == pytest.approx(0.1, abs=0.01), wrong
-    gpu_block_sparse_rows.agreement.cache_clear()
-
-
-@pytest.mark.parametrize("scale, absent", [(1.0, None), (1.2, "its output differs by ")])
-def test_others_over_blocks_are_raced_where_they_can_be_imported(scale, absent, monkeypatch):
-    caches = (gpu_peers._imported, gpu_block_sparse_rows.agreement)
-    for cached in caches:
-        cached.cache_clear()
-
-    def attended(q, k, v, named, row, column):  # [H, S, D], [H, rows, columns]
-        mask = named.repeat_interleave(row, 1).repeat_interleave(column, 2)
-        scores = (q @ k.transpose(1, 2) * q.shape[-1] ** -0.5).masked_fill(~mask, float("-inf"))
-        return scale * scores.softmax(-1) @ v
-
-    class Wrapper:
-        def __init__(self, memory):
-            pass
-
-        def plan(self, named, of_rows, of_columns, heads, kv_heads, size, q_data_type):
-            self.named, self.sizes = named, (int(of_rows[0, 0]), int(of_columns[0, 0]))
-
-        def run(self, q, k, v):
-            return attended(q, k, v, self.named, *self.sizes)
-
-    def block_sparse_attn_func(
-        q, k, v, starts_q, starts_k, by_mask, streaming, named, longest_q, longest_k, dropout, is_causal
-    ):
-        assert by_mask.tolist() == [1] * q.shape[1] and starts_k.tolist() == [0, longest_k] and not is_causal
-        return attended(*(x.transpose(0, 1) for x in (q, k, v)), named[0], 128, 128).transpose(0, 1)  # fmt: skip
-
-    monkeypatch.setitem(sys.modules, "flashinfer", types.SimpleNamespace(VariableBlockSparseAttentionWrapper=Wrapper))
-    module = types.SimpleNamespace(block_sparse_attn_func=block_sparse_attn_func)
-    monkeypatch.setitem(sys.modules, "block_sparse_attn", module)
-    row = bench.measure("r", SMALL["blocks"])
-    gradients = bench.measure("r", lambda: gpu_block_sparse_rows.blocks(256, 64, 128, 50, backward=True))
-    for cached in caches:
-        cached.cache_clear()
-    assert "wrong" not in row and "wrong" not in gradients, (row, gradients)
-    assert "flashinfer" in gradients["absent"]
-    for name, found in (("flashinfer", row), ("block_sparse_attn", row), ("block_sparse_attn", gradients)):
-        if absent is None:
-            assert found["rates"][name] > 0 and found["difference"][name] <= found["limit"]
-        else:
-            assert name not in found["rates"] and found["absent"][name].startswith(absent)
-
-
-@pytest.fixture
-def forgotten():
-    """What is imported, and agreed, is asked anew before and after."""
-    caches = (gpu_peers._imported, gpu_nsa_rows.agreement)
-    for cached in caches:
-        cached.cache_clear()
-    yield
-    for cached in caches:
-        cached.cache_clear()
-
-
-@pytest.mark.parametrize("scale, absent", [(1.0, None), (1.2, "its output differs by ")])
-@pytest.mark.parametrize("name", ["nsa", "nsa gradients", "nsa shared, no window"])
-def test_flash_linear_attention_is_raced_where_it_can_be_imported(name, scale, absent, forgotten, monkeypatch):
-    whole = heddle.nsa.parallel_nsa
-
-    def parallel_nsa(q, k, v, g_cmp=None, g_slc=None, g_swa=None, block_indices=None, block_counts=16, block_size=64,
-                     window_size=0, scale=None, cu_seqlens=None):  # fmt: skip
-        assert block_indices is None or block_indices.dtype == torch.int64
-        return factor * whole(q, k, v, g_cmp, g_slc, g_swa, block_indices, block_counts, block_size, window_size)
-
-    factor = scale
-    module = types.SimpleNamespace(parallel_nsa=parallel_nsa, flash_attn_func=lambda: None)
-    monkeypatch.setitem(sys.modules, "fla.ops.nsa.parallel", module)
-    row = bench.measure("r", SMALL[name])
-    assert "wrong" not in row, row["wrong"]
-    if absent is None:
-        assert row["rates"]["fla"] > 0 and row["difference"]["fla"] <= gpu_nsa_rows.LIMIT and row["rival"] == "fla"
-    else:
-        assert "fla" not in row["rates"] and row["absent"]["fla"].startswith(absent)
-
-
-def test_flash_linear_attentions_window_is_flashattention_3s(forgotten, monkeypatch):
-    module = types.SimpleNamespace(parallel_nsa=lambda *x: "called", flash_attn_func=None)
-    monkeypatch.setitem(sys.modules, "fla.ops.nsa.parallel", module)
-    monkeypatch.setitem(sys.modules, "flash_attn_interface", None)
-    x = gpu_nsa_rows.operands(1, 128, 4, 2)
-    assert gpu_nsa_rows.fla(x, 64) == {} and gpu_nsa_rows.fla(x, 0)["fla"]() == "called"
-    row = bench.measure("r", SMALL["nsa gradients"])
-    assert row["absent"]["fla"] == "its window needs flash_attn or FlashAttention-3, which are not here"
-    gpu_peers._imported.cache_clear()
-    of_fa3 = types.SimpleNamespace(flash_attn_func=lambda: None)
-    monkeypatch.setitem(sys.modules, "flash_attn_interface", of_fa3)
-    assert gpu_nsa_rows.fla(x, 0)["fla"]() == "called" and module.flash_attn_func is None
-    assert gpu_nsa_rows.fla(x, 64)["fla"]() == "called" and module.flash_attn_func is of_fa3.flash_attn_func
-
-
-def test_native_sparse_attention_remembers_memory_of_the_forward(monkeypatch):
-    monkeypatch.setattr(bench, "peak_mib", lambda call: call().numel())
-    row = bench.measure("r", lambda: gpu_nsa_rows.memory(192, 8, 2, 0, backward=False))
-    assert row["unit"] == "MiB" and row["rates"]["heddle"] == 192 * 8 * 128 and "milliseconds" not in row
-    names = gpu_nsa_rows.rows()
-    for name in ("memory of forward 64/4", "memory of forward 32/8", "64/4 fast forward",
-                 "64/4 window 512 seed_4_3 forward", "64/4 window 512 seed_4_3 backward"):  # fmt: skip
-        assert f"nsa {name} S65536" in names
-
-
-def test_native_sparse_attention_of_a_file(monkeypatch, tmp_path):
-    x = dict(zip(("q", "k", "v", "g_cmp", "g_slc", "g_swa"), gpu_nsa_rows.operands(1, 128, 4, 2)))
-    monkeypatch.setattr(torch, "load", lambda path, **options: x)
-    monkeypatch.setattr(gpu_nsa_rows, "TENSORS", tmp_path / "layer.pt")
-    made = {name: make for name, make in gpu_nsa_rows.rows().items() if "layer" in name}
-    assert list(made) == [f"nsa layer 4/2{w} {d} S128" for w in ("", " window 512") for d in ("forward", "backward")]
-    row = bench.measure("r", made["nsa layer 4/2 forward S128"])
-    assert row["rates"]["heddle"] > 0 and row["absent"].keys() >= {"fla"}
 
 
 def test_a_rival_that_waits_for_the_gpu_is_absent(monkeypatch):
@@ -388,9 +161,9 @@ def test_a_reference_knows_causality_from_the_bottom_right_and_groups():
     }
     found = heddle.attention(q, k, v, causal="bottom_right", window=(9, -1), **options)
     expected = gpu_reference.sampled(gpu_reference.Attention(q, k, v, causal=True, left=9, **options))
-    assert gpu_reference.from_expected(found, expected) < 1e-5
+    assert expected.worst(found) < 1e-5
     wrong = gpu_reference.sampled(gpu_reference.Attention(q, k, v, causal=True, left=10, **options))
-    assert gpu_reference.from_expected(found, wrong) > 1e-2
+    assert wrong.worst(found) > 1e-2
 
 
 class TestFlashAttention3:
