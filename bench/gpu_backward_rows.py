@@ -46,6 +46,20 @@ def gradients(forward, leaves):
     return peers.through(forward, lambda: torch.autograd.grad(out, leaves, weight, retain_graph=True))
 
 
+class Captured:
+    """gradients() for a graph: autograd runs them on the stream of their forward, so that is the one to capture."""
+
+    def __init__(self, forward, leaves):
+        self.stream = torch.cuda.Stream()
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            self.call = gradients(forward, leaves)
+        torch.cuda.synchronize()
+
+    def __call__(self):
+        return self.call()
+
+
 def both(forward, leaves):
     """Forward and backward, through autograd."""
     peers.prepare(forward)()

@@ -8,7 +8,7 @@ import functools
 import heddle
 import heddle.nsa
 import torch
-from gpu_backward_rows import gradients, weight_of
+from gpu_backward_rows import Captured, gradients, weight_of
 from gpu_branches import Listed, Pooled, Window
 from gpu_nsa_reference import CHOSEN_LIMIT, Choice, first_of, of_branch, sampled_keys
 from gpu_nsa_rows import BLOCK, BLOCKS, GRADIENT_LIMIT, HEADS, LIMIT, SIZE, WINDOW, leaves, operands, row
@@ -73,10 +73,10 @@ def part(length, heads, kv_heads, name, direction):
         return of_branch(q.detach(), over, of[2].detach(), branch, weight, keys, first)
 
     if direction == "backward":
-        call = gradients(call, of)
-    few = length * heads <= FEW and name == "compressed"
+        call = (Captured if name == "pooled keys" else gradients)(call, of)
+    graph = name == "pooled keys" or direction == "forward" and name == "compressed" and length * heads <= FEW
     limit = CHOSEN_LIMIT if name == "selection" else GRADIENT_LIMIT if direction == "backward" else LIMIT
-    how = "graph" if direction == "forward" and (name == "pooled keys" or few) else "queued"
+    how = "graph" if graph else "queued"
     return row({"heddle": call}, lambda: {"heddle": expected()}, how=how, limit=limit, absent={"fla": "a part"})
 
 

@@ -189,20 +189,22 @@ def host_milliseconds(contenders: dict[str, Contender], device=None) -> tuple[di
 
 
 def graph(call: Callable, rotations: int, prepare: Callable = lambda: None) -> Contender:
-    """A graph of at least 20 calls, call(n) of inputs that take turns; rotations: 1 if call takes nothing."""
+    """A graph of at least 20 calls, call(n) of inputs that take turns; rotations: 1 if call takes nothing. It is captured on the
+    call's own stream, where it has one."""
     import torch
 
     one = call if rotations > 1 else lambda n: call()
     count = rotations * math.ceil(20 / rotations)
     prepare()
-    stream = torch.cuda.Stream()
+    own = getattr(call, "stream", None)
+    stream = own or torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for n in range(min(rotations, 3)):
             one(n)
     torch.cuda.synchronize()
     captured = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(captured):
+    with torch.cuda.graph(captured, stream=own):
         for n in range(count):
             one(n % rotations)
 

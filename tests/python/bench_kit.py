@@ -1,5 +1,6 @@
 """The GPU benchmark's rows on the CPU, where no time is looked at."""
 
+import contextlib
 import sys
 import time
 from pathlib import Path
@@ -59,6 +60,11 @@ class Clock:
             return 1e3 * max(end.at - self.at, 1e-9)
 
 
+class Stream:
+    def wait_stream(self, other):
+        pass
+
+
 class OfAnyDevice(type):
     made = torch.Generator
 
@@ -85,6 +91,8 @@ def cpu(monkeypatch):
     )
     monkeypatch.setattr(gpu_decode_rows, "ROTATED_BYTES", 1 << 16)
     monkeypatch.setattr(gpu_nsa_rows, "CHECKED", 192)
+    for name, stand_in in (("Stream", Stream), ("current_stream", Stream), ("stream", contextlib.nullcontext)):
+        monkeypatch.setattr(torch.cuda, name, stand_in)
     for name in ("gemm_tflops", "copy_tbs"):
         monkeypatch.setattr(bench, name, lambda: 1.0)
     for backward in (False, True):

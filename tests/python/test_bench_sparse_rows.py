@@ -62,6 +62,16 @@ def test_what_is_timed_is_what_is_compared(name):
     assert "the output of heddle differs by" in bench.measure("r", lambda: row)["wrong"]
 
 
+def test_what_takes_under_100_us_goes_by_graphs(monkeypatch):
+    made = gpu_nsa_part_rows.rows()
+    captured = gpu_nsa_part_rows.part(128, 4, 2, "pooled keys", "backward")
+    assert captured.how == "graph" and captured.calls["heddle"].stream is not None
+    assert len([name for name in made if "pooled keys" in name]) == 8 and len(made) == 44
+    monkeypatch.setattr(gpu_nsa_part_rows, "FEW", 128 * 4)
+    for heads, direction, how in ((4, "forward", "graph"), (8, "forward", "queued"), (4, "backward", "queued")):
+        assert gpu_nsa_part_rows.part(128, heads, 2, "compressed", direction).how == how
+
+
 def test_a_contender_that_is_compared_with_nothing_has_no_time():
     row = SMALL["nsa"]()
     row.calls["another"] = row.calls["heddle"]

@@ -1,6 +1,8 @@
 """bench/gpu_timing.py on a device that is made up: how long the GPU sleeps, how many calls run, in which order."""
 
+import contextlib
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -145,3 +147,34 @@ def test_spread_is_of_the_median():
 def test_the_method_says_what_is_done():
     for value in (timing.FEWEST, timing.MOST, timing.ROUNDS, round(1000 * timing.PAUSE)):
         assert str(value) in timing.METHOD
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_graph_is_captured_on_the_calls_own_stream(own, monkeypatch):
+    """So that what autograd puts there is in it."""
+    torch = pytest.importorskip("torch")
+    asked, replayed = [], []
+
+    class Stream:
+        def wait_stream(self, other):
+            pass
+
+    def call():
+        asked.append("call")
+
+    if own:
+        call.stream = Stream()
+    stand_ins = {
+        "Stream": Stream, "current_stream": Stream, "synchronize": lambda: None,
+        "stream": lambda stream: asked.append(stream) or contextlib.nullcontext(),
+        "graph": lambda graph, stream: asked.append(stream) or contextlib.nullcontext(),
+        "CUDAGraph": lambda: types.SimpleNamespace(replay=lambda: replayed.append(1)),
+    }  # fmt: skip
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    contender = timing.graph(call, 1)
+    warm, *_, captured = [each for each in asked if each != "call"]
+    assert captured is (call.stream if own else None) and (warm is captured) is own
+    assert contender.calls == 20 and asked.count("call") == 21
+    contender.call()
+    assert replayed == [1]
