@@ -12,6 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "bench"))
 import sources  # noqa: E402
+from marked_block import table  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results"
 DAGGER = " †"
@@ -48,6 +49,26 @@ def merged(files):
         for row in content["rows"]:
             rows[row["name"]] = row | {"file": file, "conditions": inputs[row.get("input", 0)]}
     return rows
+
+
+def wrong(files):
+    """name -> why, of rows that came out wrong where they were measured last."""
+    found = {}
+    for _, content in files:
+        found |= {row["name"]: row["wrong"] for row in content.get("wrong", [])}
+        for row in content["rows"]:
+            found.pop(row["name"], None)
+    return found
+
+
+def told_wrong(files, start=""):
+    """A line for each of those whose names begin so, behind what stands above; nothing if there are none."""
+    lines = [
+        [name, " ".join(why.removeprefix("Wrong: ").split()).replace("|", "/")[:300]]
+        for name, why in wrong(files).items()
+        if name.startswith(start)
+    ]
+    return "\n\n" + table([["wrong, and so without a figure", "why"], *lines]) if lines else ""
 
 
 def span(values, form):

@@ -3,14 +3,14 @@
   python scripts/gpu_table.py [--check]
 
 The files are bench/results/nvidia-*.json (see bench_results.py). The page's summary has a line for each kind of row, then
-every row has one; a row that no table takes is an error. Ratios are found here, of contenders raced in the row's own run.
+every row has one, those that came out wrong too; a row that no table takes is an error. Ratios are found here, of contenders raced in the row's own run.
 Where others are faster is slower_table.py's.
 """
 
 import re
 import statistics
 
-from bench_results import ROOT, marked, merged, noted, read, run, said, span
+from bench_results import ROOT, marked, merged, noted, read, run, said, span, told_wrong
 from marked_block import table, update
 
 OWN = ("heddle", "baseline", "f32", "tf32", "sm80", "sm90", "default", "deterministic", "dense")  # Heddle itself
@@ -376,7 +376,7 @@ def written(files, make):
     parts = []
     for found in by_gpu(files).values():
         rows = merged(found)
-        parts.append(f"{about(found, rows)}\n\n{make(rows)}")
+        parts.append(f"{about(found, rows)}\n\n{make(rows)}{told_wrong(found)}")
     return noted("\n\n".join(parts))
 
 

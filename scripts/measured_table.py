@@ -10,7 +10,7 @@ The page's summary has, for each kind of call, the slowest and the fastest row; 
 
 import adaptive_models_table
 import nsa_claims_table
-from bench_results import ROOT, marked, noted, read, run, said
+from bench_results import ROOT, marked, noted, read, run, said, told_wrong
 from marked_block import table, update
 
 WORDS = {
@@ -118,7 +118,10 @@ def every(rows):
 
 
 def written(files, make):
-    return noted("\n\n".join(f"{about(name, content)}\n\n{make(content['rows'])}" for name, content in files))
+    parts = (
+        f"{about(name, content)}\n\n{make(content['rows'])}{told_wrong([(name, content)])}" for name, content in files
+    )
+    return noted("\n\n".join(parts))
 
 
 def write(check):

@@ -8,7 +8,7 @@ here, of contenders that were raced in the row's own run.
 
 import statistics
 
-from bench_results import ROOT, marked, noted, read, run, said, span
+from bench_results import ROOT, marked, noted, read, run, said, span, told_wrong
 from marked_block import table, update
 
 PAGE = ROOT / "docs" / "distributed.md"
@@ -203,7 +203,8 @@ def section(name, content):
         f"{inputs(content)}, {said(len(rows), 'row')} in [`{name}`](../bench/results/{name}).{checked}"
     )
     groups = {group: [row for row in rows if row["group"] == group] for group in MADE}
-    return "\n\n".join([words, *(MADE[group](some) for group, some in groups.items() if some)])
+    tables = (MADE[group](some) for group, some in groups.items() if some)
+    return "\n\n".join([words, *tables]) + told_wrong([(name, content)])
 
 
 def written(files):
