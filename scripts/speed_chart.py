@@ -57,8 +57,8 @@ def drawn(files):
 
 
 def told(files):
-    """What stands under the picture: when it was measured, and Heddle's rate over each rival's, from the least to the largest. What
-    a dagger is stands once in README, under slower_table.py's rows, among which these are."""
+    """What stands under the picture: Heddle's rate over each rival's, from the least to the largest, of which shape, and when it
+    was measured. What a dagger is stands once in README, under slower_table.py's rows, among which these are."""
     rows = chosen(files)
     conditions = next(row for found in rows.values() for _, row in found)["conditions"]
     rivals = [who for who in FULL if any(took_all(found, who) for found in rows.values())]
@@ -72,7 +72,11 @@ def told(files):
             if took_all(found, who)
         }
         lines.append([words, *(span(ratios[who], "{:.2f}") if who in ratios else "" for who in rivals)])
-    return f"{table(lines)}\n\n{shown(rows)}, {conditions['date'][:10]}, all in one run."
+    lengths = [length for found in rows.values() for length, _ in found]
+    return (
+        f"{table(lines)}\n\nAttention in bfloat16 at head size 128 under a causal mask alone, {min(lengths)} to {max(lengths)} keys: one "
+        f"{shown(rows)}, {conditions['date'][:10]}, all in one run. Other shapes are in [every table](docs/performance.md)."
+    )
 
 
 def write(check):
