@@ -1,4 +1,5 @@
-"""Writes where others are faster than Heddle on a GPU: docs/performance.md's table, and README's, which is shorter.
+"""Writes where others are faster than Heddle on a GPU: docs/performance.md's table, README's, which is shorter, and what
+FlashAttention-3 is beside each kernel of decoding on that kernel's page.
 
   python scripts/slower_table.py [--check]
 
@@ -8,7 +9,7 @@ for by name.
 
 import re
 
-from bench_results import ROOT, marked, merged, noted, read, run, span
+from bench_results import ROOT, marked, merged, noted, read, run, said, span
 from gpu_table import CALLS, NAMES, TITLES, by_gpu, rival, sorted_by_kind, words
 from marked_block import table, update
 
@@ -24,6 +25,10 @@ PLACES = {
     "nsa": r"S?\d+$",
     "blocks": r"S\d+$",
 }
+
+
+# Page of a kernel of decoding -> the kernels whose rows it has.
+DECODING = {"sm90_attention_decode": ("sm90_decode", "sm90"), "sm80_attention_decode": ("sm80_decode",)}
 
 
 def line_of(kind, row):
@@ -71,6 +76,34 @@ def slower(rows):
     return table(lines)
 
 
+def beside_fa3(files, kernels):
+    """What FlashAttention-3 is beside these kernels of decoding, of the newest GPU on which it was raced with them; nothing if
+    there is none."""
+    raced_on = {
+        gpu: [
+            (row, row["rates"]["heddle"] / row["rates"]["fa3"])
+            for row in sorted_by_kind(merged(found))["decoding"]
+            if row.get("kernel") in kernels and row["rates"].keys() >= {"heddle", "fa3"}
+        ]
+        for gpu, found in by_gpu(files).items()
+    }
+    gpu = next((gpu for gpu in reversed(raced_on) if raced_on[gpu]), None)
+    if gpu is None:
+        return ""
+    some = raced_on[gpu]
+    behind = [(row, ratio) for row, ratio in some if ratio < BEHIND]
+    ahead = [ratio for _, ratio in some if ratio >= BEHIND]
+    told = (
+        f"On an {gpu} FlashAttention-3, raced in the same run, is faster in {len(behind)} of {said(len(some), 'row')}"
+    )
+    told += f"; in the others Heddle has {span(ahead, '{:.2f}')} times its rate." if ahead else "."
+    lines = [["FlashAttention-3 is faster", "Heddle's rate over its"]]
+    for row, ratio in sorted(behind, key=lambda one: one[1]):
+        name = row["name"] if row["kernel"] == kernels[0] else f"{row['name']}, which `{row['kernel']}` gets"
+        lines.append([marked(name.removeprefix("decode "), [row]), f"{ratio:.2f}"])
+    return noted(f"{told}\n\n{table(lines)}" if behind else told)
+
+
 def in_short(files):
     """A table of the newest GPU: of each kind, how many rows others are faster in, and by how much at most. A dagger where one
     of these rows is old."""
@@ -88,7 +121,11 @@ def write(check):
     files = read("nvidia-*.json")
     tables = (f"On an {gpu}:\n\n{slower(merged(found))}" for gpu, found in by_gpu(files).items())
     page = update(ROOT / "docs/performance.md", "slower gpu", noted("\n\n".join(tables)), check=check)
-    return update(ROOT / "README.md", "slower", in_short(files), check=check) and page
+    decoding = [
+        update(ROOT / f"docs/kernels/{name}.md", "beside fa3", beside_fa3(files, kernels), check=check)
+        for name, kernels in DECODING.items()
+    ]
+    return update(ROOT / "README.md", "slower", in_short(files), check=check) and page and all(decoding)
 
 
 if __name__ == "__main__":

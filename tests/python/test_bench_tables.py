@@ -110,6 +110,31 @@ class TestGpuTables:
             "† measured on older sources of this kernel.",
         ]
 
+    def test_decoding_beside_flash_attention_3(self):
+        conditions = {"gpu": "G", "date": "2026-01-01"}
+        rows = [
+            raced("decode B64 32/8 8192, pages of 1", "TB/s", heddle=2.0, fa3=4.0) | {"kernel": "sm90_decode"},
+            raced("decode B64 32/8 8192, 16 rows", "TB/s", heddle=3.96, fa3=4.0, cudnn=9.0) | {"kernel": "sm90"},
+            raced("sm90 decode B64 32/8 8192, 16 rows", "TB/s", heddle=1.0, fa3=4.0) | {"kernel": "sm90_decode"},
+            raced("decode B1 32/8 8192", "TB/s", heddle=8.0, fa3=4.0) | {"kernel": "sm90_decode"},
+            raced("decode B1 32/8 1024", "TB/s", heddle=3.99, fa3=4.0) | {"kernel": "sm90_decode"},  # shown as 1.00
+            raced("decode B1 32/8 4096", "TB/s", heddle=1.0, cudnn=4.0) | {"kernel": "sm90_decode"},
+            raced("sm80 decode B1 32/8 8192", "TB/s", heddle=5.0, fa3=4.0) | {"kernel": "sm80_decode"},
+        ]
+        files = [("a.json", {"conditions": conditions, "rows": rows})]
+        assert slower_table.beside_fa3(files, ("sm90_decode", "sm90")).splitlines()[:7] == [
+            "On an G FlashAttention-3, raced in the same run, is faster in 3 of 5 rows; in the others Heddle has 1.00 to 2.00 times its rate.",
+            "",
+            "| FlashAttention-3 is faster | Heddle's rate over its |",
+            "| --- | --- |",
+            "| sm90 decode B64 32/8 8192, 16 rows † | 0.25 |",
+            "| B64 32/8 8192, pages of 1 † | 0.50 |",
+            "| B64 32/8 8192, 16 rows, which `sm90` gets † | 0.99 |",
+        ]
+        told = "On an G FlashAttention-3, raced in the same run, is faster in 0 of 1 row; in the others Heddle has 1.25 times its rate."
+        assert slower_table.beside_fa3(files, ("sm80_decode",)) == told
+        assert slower_table.beside_fa3(files, ("sm70_decode",)) == ""
+
     def test_lengths_set_each_precision_beside_its_own_run(self):
         rows = {
             r["name"]: r
@@ -246,6 +271,7 @@ def copy(tmp_path_factory):
     ("speed_chart", [("README.md", "speed")]), ("ladder_tables", [("docs/ladder.md", "unfused"), ("docs/ladder.md", "times")]),
     ("encoder_table", [("docs/encoder.md", "gpu")]), ("nsa_chart", [("docs/nsa.md", "nsa on a gpu")]),
     ("ranks_table", [("docs/distributed.md", "ranks on gpus")]),
+    ("slower_table", [("docs/kernels/sm90_attention_decode.md", "beside fa3"), ("docs/kernels/sm80_attention_decode.md", "beside fa3")]),
 ])  # fmt: skip
 def test_a_page_that_was_changed_by_hand_fails_the_check(copy, script, blocks):
     run = lambda *more: subprocess.run(
