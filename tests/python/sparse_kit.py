@@ -1,10 +1,12 @@
 """Calls of attention over lists of key blocks, and the mask that says the same."""
 
+import copy
+
 import heddle
 import torch
 from heddle._options import pack
 from heddle.patterns import pack_masks
-from kit import plain
+from kit import leaf, plain
 
 OPS = torch.ops.heddle
 H, HKV, D, DV = 4, 2, 24, 20
@@ -175,14 +177,18 @@ def without_steps(mask, options):
     return mask & (torch.arange(keys) <= at[:, None]), {}
 
 
-def masked_attention(q, k, v, **options):
-    return heddle.attention(q, k, v, return_lse=True, **options)
+def under_mask(call, dtype=torch.float64, order="forward"):
+    """out, lse and leaves of attention written out under the mask that the call's lists say, in this dtype."""
+    call = copy.copy(call)
+    call.q, call.k, call.v = (leaf(x, dtype) for x in (call.q, call.k, call.v))
+    call.sink = None if call.sink is None else leaf(call.sink, torch.promote_types(dtype, torch.float32))
 
+    def attend(q, k, v, mask, q_offset=0, **options):
+        if q_offset:  # what plain() has no word for
+            mask, options = mask & (torch.arange(k.shape[1]) <= q_offset + torch.arange(q.shape[1])[:, None]), {}
+        return plain(q, k, v, mask=mask, order=order, **options)
 
-def in_double(q, k, v, mask, q_offset=0, **options):
-    if q_offset:  # what kit.plain() has no word for
-        mask, options = mask & (torch.arange(k.shape[1]) <= q_offset + torch.arange(q.shape[1])[:, None]), {}
-    return plain(q.double(), k.double(), v.double(), mask=mask, **options)
+    return *call.masked(attend), call.inputs
 
 
 def sample(call, **options):

@@ -6,7 +6,19 @@ import heddle
 import pytest
 import torch
 from heddle.hosts.torch import functional as _torch
-from kit import DTYPES, assert_accurate, differentiate, leaf, plain
+from kit import (
+    DTYPES,
+    FEW,
+    ORDERS,
+    assert_accurate,
+    attending,
+    bound,
+    differentiate,
+    in_orders,
+    leaf,
+    plain,
+    scores_and_mask,
+)
 
 # name: (B, Sq, Sk, H, Hkv, D, Dv, dtype, options)
 CASES = {
@@ -67,7 +79,7 @@ def test_forward_and_gradients(name):
     q, k, v, options = make(case)
     dtype = q.dtype
     B, Sq, H = q.shape[:3]
-    weight, lse_weight = torch.randn(B, Sq, H, v.shape[-1]), torch.randn(B, H, Sq)
+    weight, lse_weight = torch.randn(B, Sq, H, v.shape[-1]).to(dtype), torch.randn(B, H, Sq)
     kept = {}
     if "dropout_p" in options:
         seed = 2**63 + 11  # the sign bit of the int64 that carries it
@@ -78,12 +90,40 @@ def test_forward_and_gradients(name):
         return heddle.attention(q, k, v, return_lse=True, **extra, **options)
 
     exact = differentiate(plain, q, k, v, {**options, **kept}, weight, lse_weight, torch.float64)
-    rough = differentiate(plain, q, k, v, {**options, **kept}, weight, lse_weight, dtype)
+    rough = in_orders(
+        lambda order: differentiate(plain, q, k, v, {**options, **kept, "order": order}, weight, lse_weight, dtype)
+    )
     found = differentiate(ours, q, k, v, options, weight, lse_weight, dtype)
     names = ["out", "lse", "dq", "dk", "dv"] + ["dbias"] * ("bias" in options) + ["dsink"] * ("sink" in options)
     assert found[0].dtype == dtype and found[1].dtype == torch.float32
     for label, x, e, r in zip(names, found, exact, rough):
-        assert_accurate(label, x, e, r, x.dtype, factor=3 if "softcap" in options and label[0] == "d" else 2)
+        assert_accurate(label, x, e, r, x.dtype, attending(exact[1]))
+
+
+@pytest.mark.parametrize("name", ["plain", "bf16", "f16", "one row", "sink", "everything"])
+def test_the_rule_sees_faults(name):
+    """For one row the key less that counts most, a scale that is off by a tenth, and one element that is off by 16 times the plain error."""
+    q, k, v, options = make(CASES[name])
+    options = {each: value for each, value in options.items() if each != "dropout_p"}
+    exact, lse = plain(*(x.double() for x in (q, k, v)), **options)
+    rough = [plain(q, k, v, order=order, **options)[0] for order in ORDERS]
+    rows = attending(lse)
+
+    def refused(found):
+        with pytest.raises(AssertionError, match="is above"):
+            assert_accurate("out", found, exact, rough, q.dtype, rows)
+
+    of_scores = {each: value for each, value in options.items() if each != "sink"}
+    scores, keep = scores_and_mask(q.double(), k.double().repeat_interleave(q.shape[2] // k.shape[2], 2), **of_scores)
+    kept = torch.ones_like(keep).flatten()
+    kept[scores.masked_fill(~keep, -math.inf).argmax()] = False
+    mask = kept.reshape(keep.shape) & options.get("mask", True)
+    refused(plain(q, k, v, **{**options, "mask": mask})[0])
+    refused(plain(q, k, v, **{**options, "scale": 1.1 * options.get("scale", q.shape[-1] ** -0.5)})[0])
+    found = exact.flatten().clone()
+    found[7] += 16 / (4 if rows >= FEW else 12) * bound(exact, rough, q.dtype, rows)
+    refused(found.reshape(exact.shape))
+    assert_accurate("out", heddle.attention(q, k, v, **options), exact, rough, q.dtype, rows)
 
 
 def packed_case():
@@ -99,10 +139,10 @@ def packed_case():
 def test_packed_equals_each_sequence_alone(causal):
     lengths_q, lengths_k, q, k, v, cu_q, cu_k = packed_case()
 
-    def alone(q, k, v, sink):
+    def alone(q, k, v, sink, order="forward"):
         outs, lses = [], []
         for x, y, z in zip(q.split(lengths_q), k.split(lengths_k), v.split(lengths_k)):
-            out, lse = plain(x[None], y[None], z[None], causal=causal, sink=sink)
+            out, lse = plain(x[None], y[None], z[None], causal=causal, sink=sink, order=order)
             outs.append(out[0])
             lses.append(lse[0])
         return torch.cat(outs), torch.cat(lses, 1)
@@ -113,14 +153,17 @@ def test_packed_equals_each_sequence_alone(causal):
         )
 
     sink, weight, lse_weight = torch.randn(4), torch.randn(52, 4, 24), torch.randn(4, 52)
-    results = []
-    for function, dtype in ((alone, torch.float64), (alone, torch.float32), (ours, torch.float32)):
+
+    def all_of(function, dtype, **order):
         inputs = [leaf(x, dtype) for x in (q, k, v, sink)]
-        out, lse = function(*inputs)
+        out, lse = function(*inputs, **order)
         loss = (out * weight).sum() + (lse * lse_weight).sum()
-        results.append([out, lse, *torch.autograd.grad(loss, inputs)])
-    for name, e, r, x in zip(("out", "lse", "dq", "dk", "dv", "dsink"), *results):
-        assert_accurate(name, x, e, r, torch.float32)
+        return [out, lse, *torch.autograd.grad(loss, inputs)]
+
+    exact, found = all_of(alone, torch.float64), all_of(ours, torch.float32)
+    rough = in_orders(lambda order: all_of(alone, torch.float32, order=order))
+    for name, x, e, r in zip(("out", "lse", "dq", "dk", "dv", "dsink"), found, exact, rough):
+        assert_accurate(name, x, e, r, torch.float32, attending(exact[1]))
 
 
 def test_seqused_limits_rows_and_keys():
@@ -196,15 +239,15 @@ def test_dropout_follows_its_seed():
 @pytest.mark.parametrize("name", ["plain", "bf16", "bottom-right, more keys", "mask", "sink"])
 def test_methods_and_forced_candidates_agree(name):
     q, k, v, options = make(CASES[name])
-    exact = plain(*(x.double() for x in (q, k, v)), **options)[0]
-    rough = plain(q, k, v, **options)[0]
+    exact, lse = plain(*(x.double() for x in (q, k, v)), **options)
+    rough = [plain(q, k, v, order=order, **options)[0] for order in ORDERS]
+    rows = attending(lse)
     for candidate in heddle.explain(q, k, v, **options):
         if candidate.supported:
-            assert_accurate(
-                candidate.name, heddle.attention(q, k, v, force=candidate.name, **options), exact, rough, q.dtype
-            )
+            forced = heddle.attention(q, k, v, force=candidate.name, **options)
+            assert_accurate(candidate.name, forced, exact, rough, q.dtype, rows)
     for method in ("flash", "baseline"):
-        assert_accurate(method, heddle.attention(q, k, v, method=method, **options), exact, rough, q.dtype)
+        assert_accurate(method, heddle.attention(q, k, v, method=method, **options), exact, rough, q.dtype, rows)
 
 
 def test_batch_invariant_rows_do_not_depend_on_the_batch():

@@ -5,7 +5,7 @@ import pytest
 import torch
 from heddle import _heddle
 from heddle._options import pack
-from kit import assert_accurate, plain
+from kit import assert_accurate, attending, in_orders, plain
 
 if not torch.cuda.is_available():
     pytest.skip("torch sees no GPU here", allow_module_level=True)
@@ -25,9 +25,9 @@ def inputs(b=2, h=4, hkv=None, sq=96, sk=None, d=64, dv=None, dtype=torch.bfloat
 def check(out, lse, tensors, **options):
     host = [x.cpu() for x in tensors]
     exact, exact_lse = plain(*(x.double() for x in host), **options)
-    rough, rough_lse = plain(*host, **options)
-    assert_accurate("out", out.cpu(), exact, rough, out.dtype)
-    assert_accurate("lse", lse.cpu(), exact_lse, rough_lse, lse.dtype)
+    rough, rough_lse = in_orders(lambda order: plain(*host, order=order, **options))
+    assert_accurate("out", out.cpu(), exact, rough, out.dtype, attending(exact_lse))
+    assert_accurate("lse", lse.cpu(), exact_lse, rough_lse, lse.dtype, attending(exact_lse))
 
 
 @pytest.mark.parametrize("name", DTYPES)
@@ -221,12 +221,14 @@ def test_gradients():
         return
     weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(3)).to("cuda", out.dtype)
     out.backward(weight)
-    exact = [x.detach().cpu().double().requires_grad_() for x in tensors]
-    rough = [x.detach().cpu().requires_grad_() for x in tensors]
-    for leaves in (exact, rough):
-        plain(*leaves)[0].backward(weight.cpu().to(leaves[0].dtype))
-    for name, x, want, near in zip(("dq", "dk", "dv"), tensors, exact, rough):
-        assert_accurate(name, x.grad.cpu(), want.grad, near.grad, x.dtype)
+
+    def gradients(order="forward", dtype=None):
+        leaves = [x.detach().cpu().to(dtype or x.dtype).requires_grad_() for x in tensors]
+        out = plain(*leaves, order=order)[0]
+        return torch.autograd.grad(out, leaves, weight.cpu().to(out.dtype))
+
+    for name, x, exact, rough in zip(("dq", "dk", "dv"), tensors, gradients(dtype=torch.float64), in_orders(gradients)):
+        assert_accurate(name, x.grad.cpu(), exact, rough, x.dtype)
 
 
 def test_refusals():

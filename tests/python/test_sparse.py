@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 from dlpack_kit import Producer
-from kit import assert_accurate
-from sparse_kit import CASES, DV, HKV, KEYS, OPS, ROWS, Call, D, H, in_double, ints, masked_attention, sample
+from kit import assert_accurate, attending, in_orders
+from sparse_kit import CASES, DV, HKV, KEYS, OPS, ROWS, Call, D, H, ints, sample, under_mask
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 
@@ -15,11 +15,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 def test_it_is_attention_under_the_mask(name, dtype):
     call = Call(name, dtype)
     out, lse = call(return_lse=True)
-    exact, exact_lse = call.masked(in_double)
-    rough, rough_lse = call.masked(masked_attention)
+    exact, exact_lse, _ = under_mask(call)
+    rough, rough_lse = in_orders(lambda order: under_mask(call, dtype, order)[:2])
     assert out.dtype == dtype and lse.dtype == torch.float32
-    assert_accurate("out", out, exact, rough, dtype)
-    assert_accurate("lse", lse, exact_lse, rough_lse, torch.float32)
+    assert_accurate("out", out, exact, rough, dtype, attending(exact_lse))
+    assert_accurate("lse", lse, exact_lse, rough_lse, torch.float32, attending(exact_lse))
     assert torch.equal(call(), out)
     wide = call(out_dtype="float32")
     assert wide.dtype == torch.float32 and torch.equal(wide.to(dtype), out)
@@ -29,18 +29,21 @@ def test_it_is_attention_under_the_mask(name, dtype):
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_are_those_under_the_mask(name, dtype):
     call = Call(name, dtype, requires_grad=True)
-    weight, lse_weight = call.normal(*call(return_lse=False).shape), call.normal(*call(return_lse=True)[1].shape)
+    weight, lse_weight = (
+        call.normal(*call(return_lse=False).shape).to(dtype),
+        call.normal(*call(return_lse=True)[1].shape),
+    )
 
-    def gradients(out, lse):
+    def gradients(out, lse, inputs):
         loss = (out * weight.to(out.dtype)).sum() + torch.where(torch.isfinite(lse), lse * lse_weight, 0).sum()
-        return torch.autograd.grad(loss, call.inputs)
+        return torch.autograd.grad(loss, inputs)
 
-    found = gradients(*call(return_lse=True))
-    rough, exact = gradients(*call.masked(masked_attention)), gradients(*call.masked(in_double))
-    for wanted, x, e, r in zip("qkv*", found, exact, rough):
-        assert x.dtype == e.dtype
-        # in_double() gives gradients in the operands' dtype, the last rounding of which the rule allows for.
-        assert_accurate(f"d{wanted}", x, e.double(), r, dtype)
+    found = gradients(*call(return_lse=True), call.inputs)
+    rough = in_orders(lambda order: gradients(*under_mask(call, dtype, order)))
+    rows = attending(under_mask(call)[1])
+    for wanted, x, y, e, r in zip("qkv*", found, call.inputs, gradients(*under_mask(call)), rough):
+        assert x.dtype == y.dtype
+        assert_accurate(f"d{wanted}", x, e, r, x.dtype, rows)
 
 
 def test_gradients_only_where_asked():
