@@ -106,6 +106,19 @@ class Softmax(torch.autograd.Function):
         return torch.cat([rounded(d_s[..., :keys], narrow), d_s[..., keys:]], -1), d_v, None, None, None
 
 
+class Rounded(torch.autograd.Function):
+    """x, and its gradient, of a dtype's values."""
+
+    @staticmethod
+    def forward(ctx, x, dtype):
+        ctx.dtype = dtype
+        return rounded(x, dtype)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return rounded(gradient, ctx.dtype), None
+
+
 def rounded(x, dtype):
     return x.to(dtype).to(x.dtype)
 
@@ -142,9 +155,9 @@ def in_orders(function):
 FEW = 128  # rows that attend a key; of fewer errors the largest is a matter of luck
 
 
-def bound(exact, rough, dtype, rows):
+def bound(exact, rough, dtype, rows, least=0.0):
     """The accuracy rule (docs/numerics.md): 4 times the largest error of the plain computation in any order (`rough`), 12 times where few
-    rows attend a key. That error is at least half an ulp of the largest result."""
+    rows attend a key. That error is at least half an ulp of the largest result, and `least`, where all terms may cancel."""
     finite = torch.isfinite(exact)
     if not finite.any():
         return 0.0
@@ -152,7 +165,7 @@ def bound(exact, rough, dtype, rows):
     assert not errors.isnan().any(), "the yardstick itself is NaN"
     scale = exact[finite].abs().max().item()
     ulp = torch.finfo(dtype).eps * 2.0 ** math.floor(math.log2(scale)) if scale > 0 else 0.0
-    return (4 if rows >= FEW else 12) * max(errors.max().item(), ulp / 2)
+    return (4 if rows >= FEW else 12) * max(errors.max().item(), ulp / 2, least)
 
 
 def attending(lse):
@@ -160,9 +173,9 @@ def attending(lse):
     return int((lse > -math.inf).sum())
 
 
-def assert_accurate(name, found, exact, rough, dtype, rows=FEW):
+def assert_accurate(name, found, exact, rough, dtype, rows=FEW, least=0.0):
     """`found` against the double-precision `exact`; infinities must agree; a NaN fails. rough: in each order. rows: that attend a
-    key."""
+    key. least: as for bound()."""
     assert found.shape == exact.shape, (name, found.shape, exact.shape)
     found = found.detach().double()
     exact = exact.detach()
@@ -171,7 +184,7 @@ def assert_accurate(name, found, exact, rough, dtype, rows=FEW):
     if not finite.any():
         return
     error = (found - exact)[finite].abs().max().item()
-    limit = bound(exact, rough, dtype, rows)
+    limit = bound(exact, rough, dtype, rows, least)
     assert error <= limit, f"{name}: error {error:.3g} is above {limit:.3g}"
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cuda_nsa_kit import BLOCK, EVERY, LIMITS, WINDOW, assert_near, both_dtypes, check_call, check_whole, operands
+from cuda_nsa_kit import BLOCK, EVERY, WINDOW, Expected, both_dtypes, check_call, check_whole, operands
 from heddle import _heddle
 from heddle.nsa import parallel
 from nsa_kit import MODES, nsa
@@ -29,7 +29,6 @@ def check_lists(x, lists, count, window=WINDOW, **options):
         [q, k, v, g_slc, g_swa],
         lambda q, k, v, g_slc, g_swa: nsa.parallel_nsa(q, k, v, None, g_slc, g_swa, lists, count, **given),
         lambda q, k, v, g_slc, g_swa: nsa.naive_nsa(q, k, v, g_slc, g_swa, lists, count, **given),
-        LIMITS[x[0].dtype],
         ("q", "k", "v", "g_slc", "g_swa"),
     )
 
@@ -214,5 +213,5 @@ def test_the_whole_is_that_over_its_own_lists():
     given = dict(block_counts=4, block_size=BLOCK, window_size=WINDOW)
     whole = nsa.parallel_nsa(q, k, v, None, *gates[1:], **given)
     assert torch.equal(whole, nsa.parallel_nsa(q, k, v, None, *gates[1:], lists, **given))
-    expected = nsa.naive_nsa(*(y.double() for y in (q, k, v, *gates[1:])), lists, 4, BLOCK, WINDOW)
-    assert_near("o", whole, expected, LIMITS[torch.bfloat16])
+    expected = Expected(lambda *y: nsa.naive_nsa(*y, lists, 4, BLOCK, WINDOW), (q, k, v, *gates[1:]))
+    expected.assert_accurate("o", whole, lambda o: o)

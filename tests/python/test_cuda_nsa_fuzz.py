@@ -91,7 +91,6 @@ def test_lists_from_outside(seed):
         x,
         lambda q, k, v, s, w=None: nsa.parallel_nsa(q, k, v, None, s, w, lists, counts, **given),
         lambda q, k, v, s, w=None: nsa.naive_nsa(q, k, v, s, w, lists, counts, **given),
-        LIMITS[call.dtype],
         ("q", "k", "v", "g_slc", "g_swa"),
     )
 
@@ -106,7 +105,6 @@ def test_the_whole(seed):
         call.x,
         lambda *y: nsa.parallel_nsa(*y, block_counts=EVERY, **given),
         lambda *y: nsa.naive_nsa_with_compression(*y, EVERY, **given),
-        LIMITS[call.dtype],
         NAMES,
     )
 

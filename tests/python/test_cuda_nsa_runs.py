@@ -3,7 +3,7 @@
 import heddle
 import pytest
 import torch
-from cuda_nsa_kit import BLOCK, EVERY, LIMITS, NAMES, WINDOW, assert_near, both_dtypes, operands
+from cuda_nsa_kit import BLOCK, EVERY, NAMES, WINDOW, Expected, assert_near, both_dtypes, operands
 from heddle import _heddle
 from heddle.hosts.torch import sparse_operators  # noqa: F401  registers the operators
 from nsa_kit import nsa
@@ -197,7 +197,7 @@ def test_explained():
 def test_a_cache_gives_what_the_whole_gives(chunks, dtype):
     total = sum(chunks)
     q, k, v, *gates = operands(total, batch=3, dtype=dtype, gradients=False)
-    exact = nsa.naive_nsa_with_compression(*(x.double() for x in (q, k, v, *gates)), EVERY, BLOCK, WINDOW)
+    expected = Expected(lambda *y: nsa.naive_nsa_with_compression(*y, EVERY, BLOCK, WINDOW), (q, k, v, *gates))
     cache = nsa.Cache(3, total + 5, 2, 128, block=BLOCK, dtype=dtype, device="cuda")
     begin = 0
     for n in chunks:
@@ -205,7 +205,7 @@ def test_a_cache_gives_what_the_whole_gives(chunks, dtype):
         o = nsa.nsa_with_cache(
             q[:, rows], k[:, rows], v[:, rows], cache, *(g[:, rows] for g in gates), EVERY, BLOCK, WINDOW
         )
-        assert_near(f"rows from {begin}", o, exact[:, rows], LIMITS[dtype])
+        expected.assert_accurate(f"rows from {begin}", o, lambda y: y[:, rows])  # noqa: B023
         begin += n
     done = int(cache.complete(cache.lengths)[0])
     assert torch.equal(cache.k_pooled[:, :done], nsa.pool_keys(k, BLOCK)[:, :done])

@@ -6,7 +6,7 @@ import random
 import heddle
 import pytest
 import torch
-from cuda_nsa_kit import LIMITS, assert_near, check_call
+from cuda_nsa_kit import LIMITS, assert_near, wide
 from heddle import _heddle
 from sparse_kit import csr
 
@@ -106,9 +106,15 @@ def test_any_offsets(seed, packed):
         q, k, v = (y.float().cpu() for y in (q, k, v))
         return heddle.sparse_attention(q, k, v, blocks, **on("cpu")).double().cuda()
 
-    check_call(
-        x, lambda q, k, v: heddle.sparse_attention(q, k, v, blocks.cuda(), **on("cuda")), expected, LIMITS[dtype], "qkv"
-    )
+    out, doubles = heddle.sparse_attention(*x, blocks.cuda(), **on("cuda")), wide(x)
+    exact = expected(*doubles)
+    assert out.is_cuda and out.dtype == dtype
+    assert_near("o", out, exact, LIMITS[dtype])
+    d_o = torch.randn(out.shape, generator=torch.Generator().manual_seed(9)).to(out)
+    for name, one, other in zip(
+        "qkv", torch.autograd.grad(out, x, d_o), torch.autograd.grad(exact, doubles, d_o.double())
+    ):
+        assert_near("gradient of " + name, one, other, 3 * LIMITS[dtype])
 
 
 def test_a_list_of_more_blocks_than_one_length_takes():
