@@ -74,7 +74,7 @@ struct ShareThere {
 
 std::vector<Share> run(Ranks& ranks, const Whole& whole, const Plan& plan, Scheme scheme) {
   std::vector<Share> shares;
-  for (int rank = 0; rank < plan.problem().ranks; ++rank) shares.push_back(share_of(whole, plan, rank));
+  for (int rank = 0; rank < plan.problem().ranks; ++rank) shares.push_back(share_of(whole.data, plan, rank));
   const auto thrown = ranks.each([&](int rank, std::barrier<>& together) {
     const ShareThere there(whole, shares[static_cast<std::size_t>(rank)]);
     const DeviceStream stream;
@@ -188,7 +188,7 @@ TEST_P(GpuDistributedGraph, HasTheBitsOfTheCalls) {
     const std::vector<Share> waited_for = run(patient_ranks(count), whole, plan, scheme);
     if (HasFailure()) return;  // the communicators may be gone
     std::vector<Share> called, replayed;
-    for (int rank = 0; rank < count; ++rank) called.push_back(share_of(whole, plan, rank));
+    for (int rank = 0; rank < count; ++rank) called.push_back(share_of(whole.data, plan, rank));
     replayed = called;
     const auto thrown = ranks.each([&](int rank, std::barrier<>& together) {
       Share &first = called[static_cast<std::size_t>(rank)], &second = replayed[static_cast<std::size_t>(rank)];

@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <cstdlib>
 #include <ostream>
 #include <string>
 #include <utility>
@@ -189,13 +191,13 @@ inline std::vector<int64_t> rows_of_rank(const Plan& plan, int rank) {
   return {all.begin() + begin, all.begin() + begin + plan.rows(rank)};
 }
 
-inline Share share_of(const Whole& whole, const Plan& plan, int rank) {
-  const AttentionCase& spec = whole.data.spec;
+inline Share share_of(const CaseData& data, const Plan& plan, int rank) {
+  const AttentionCase& spec = data.spec;
   const std::vector<int64_t> rows = rows_of_rank(plan, rank);
   const int64_t count = std::ssize(rows);
   Share s;
-  s.q = rows_of(whole.data.q, rows), s.k = rows_of(whole.data.k, rows), s.v = rows_of(whole.data.v, rows);
-  s.d_o = rows_of(whole.data.d_o, rows), s.d_lse = rows_of(whole.data.d_lse, rows, true);
+  s.q = rows_of(data.q, rows), s.k = rows_of(data.k, rows), s.v = rows_of(data.v, rows);
+  s.d_o = rows_of(data.d_o, rows), s.d_lse = rows_of(data.d_lse, rows, true);
   s.o = HostTensor::output(spec.o_dtype(), {spec.B, count, spec.H, spec.Dv});
   s.lse = HostTensor::output(DType::f32, {spec.B, spec.H, count});
   s.dq = HostTensor::output(spec.dtype, {spec.B, count, spec.H, spec.D}, Layout::padded_rows);
@@ -248,6 +250,15 @@ inline void expect_whole(const Whole& whole, const Plan& plan, const std::vector
       EXPECT_TRUE(s.dsink.same_bits(shares[0].dsink));
     }
   }
+}
+
+// Whether a run that takes one in `of` has this: by a hash (FNV-1a) of its name. With HEDDLE_EVERY_SCHEME, which
+// scripts/test_ranks.sh sets, all are taken.
+inline bool in_turn(const std::string& name, unsigned of) {
+  static const bool every = std::getenv("HEDDLE_EVERY_SCHEME") != nullptr;
+  std::uint32_t hash = 2166136261u;
+  for (const char letter : name) hash = (hash ^ static_cast<unsigned char>(letter)) * 16777619u;
+  return every || (hash >> 8) % of == 0;
 }
 
 inline Problem problem_of(const DistributedCase& c, int ranks, Order order) {

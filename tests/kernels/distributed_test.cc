@@ -32,7 +32,7 @@ std::vector<Share> run(const Whole& whole, const Plan& plan, Scheme scheme) {
   std::vector<Share> shares(static_cast<std::size_t>(plan.problem().ranks));
   const auto thrown = on_ranks(plan.problem().ranks, kTimeout, [&](Communicator& communicator) {
     Share& s = shares[static_cast<std::size_t>(communicator.rank())];
-    s = share_of(whole, plan, communicator.rank());
+    s = share_of(whole.data, plan, communicator.rank());
     distributed::Options options;
     options.softcap = spec.softcap;
     options.alibi_slopes = whole.data.alibi.view();
