@@ -3,6 +3,8 @@
 import contextlib
 import io
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,21 @@ def test_the_blocks_of_a_page_print_what_it_says(page, monkeypatch, tmp_path):
             exec(compile(block, page, "exec"), names)
         assert PRINTED.findall(block), "a block shows nothing"
         assert printed.getvalue().splitlines() == PRINTED.findall(block)
+
+
+def test_the_commands_of_ranks_in_cpp_run():
+    page = (ROOT / "docs/distributed.md").read_text(encoding="utf-8")
+    (commands,) = re.findall(r"^```\n(apt .*?)^```", page, re.MULTILINE | re.DOTALL)
+    programs = re.findall(r"^mpiexec .* (build/release/examples/\w+)", commands, re.MULTILINE)
+    built = re.search(r"--target (.*)$", commands, re.MULTILINE)
+    assert built
+    assert [Path(program).name for program in programs] == built[1].split()
+    if shutil.which("mpiexec") is None or not all((ROOT / program).exists() for program in programs):
+        pytest.skip("there is no MPI, or the programs were not built")
+    own = "\n".join(line for line in commands.splitlines() if line.startswith(("export", "mpiexec")))
+    said = subprocess.run(["bash", "-ec", own], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert said.returncode == 0, said.stderr
+    assert len(re.findall(r"^2 ranks, .* the farthest from one process$", said.stdout, re.MULTILINE)) == len(programs)
 
 
 def refusals():
