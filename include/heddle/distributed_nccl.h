@@ -25,10 +25,10 @@ struct NcclOptions {
   std::optional<std::chrono::milliseconds> timeout = std::chrono::minutes(10);
   // Who finds that an exchange takes longer, or that NCCL says it has failed, and what follows. Either way exchanges
   // are aborted, and each later call of the communicator throws RuntimeError with the exchange and the rank.
-  //   false: a thread of the communicator, beside the host, which goes on. What this process has on the GPU is ended so
-  //     that nothing behind the exchange is taken for a result: this and each later call of CUDA there fails. Each
-  //     exchange has a kernel of one thread behind it for that. What is captured into a CUDA graph is not watched when
-  //     the graph runs: there a lost rank is waited for.
+  //   false: a thread of the communicator. The host goes on, but for the first exchange of two ranks, which connects
+  //     them. What this process has on the GPU is ended, so that nothing behind the exchange is taken for a result:
+  //     calls of CUDA for this GPU are errors from then on. Each exchange has a kernel of one thread behind it for
+  //     that. What is captured into a CUDA graph is not watched when the graph runs: there a lost rank is waited for.
   //   true: the host, which waits for each exchange, and for what was put on its stream before it. Transfer::wait()
   //     throws, and the GPU is as usable as before. Nothing can be captured.
   bool host_waits = false;

@@ -198,6 +198,7 @@ TEST(GpuDistributedWatch, AttentionNamesTheRank) {
     const distributed::Plan plan({.rows = 32, .ranks = 2, .causal = Causal::top_left});
     const HostTensor rows = HostTensor::output(DType::f32, {1, 16, 2, 16});
     findings.require_none(ranks.each([&](int rank, std::barrier<>& together) {
+      ranks.of(rank).barrier();
       if (rank == 0) {
         const DeviceTensor q(rows), o(rows);
         const DeviceStream stream;
@@ -253,6 +254,7 @@ TEST(GpuDistributedWatch, WaitsForASlowRank) {
       std::iota(numbers.begin(), numbers.end(), 1000 * rank);
       std::iota(right.begin(), right.end(), 1000 * (1 - rank));
       sent.write(0, numbers.data(), sent.bytes());
+      communicator.barrier();
       together.arrive_and_wait();
       if (rank == 1) std::this_thread::sleep_for(kShort / 2);
       for (std::size_t n = 0; n < kTimes; ++n) {
