@@ -7,7 +7,6 @@
 #include <limits>
 
 #include "core/check.h"
-#include "kit/host_tensor.h"
 
 namespace heddle::kit {
 namespace {
@@ -45,6 +44,11 @@ std::uint64_t digest_of(std::span<const double> values) {
     }
   }
   return hash;
+}
+
+std::vector<std::int64_t> shape_of(const HostTensor& x) {
+  const TensorView& view = x.view();
+  return {view.shape.begin(), view.shape.begin() + view.rank};
 }
 
 }  // namespace
@@ -113,6 +117,19 @@ std::string blind_spots(const std::string& tensor, std::span<const double> refer
   // Gradients that are 0 in exact arithmetic have no size to be told from 0 by.
   const bool nothing = right.largest <= 1e-9;
   if (!nothing && judge(std::vector<double>(values.size(), 0)).passed) out += text(tensor, ": zeros pass; ");
+  return out;
+}
+
+Comparison compare(const Judged& x) {
+  return compare(x.name, x.out->values(), *x.reference, *x.plain, shape_of(*x.out), x.out->view().dtype, x.factor);
+}
+
+std::string blind_spots(std::span<const Judged> tensors) {
+  std::string out;
+  for (const Judged& x : tensors) {
+    if (!x.out->given()) continue;
+    out += blind_spots(x.name, *x.reference, *x.plain, shape_of(*x.out), x.out->view().dtype, x.factor);
+  }
   return out;
 }
 

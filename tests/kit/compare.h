@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "heddle/tensor.h"
+#include "kit/host_tensor.h"
 
 namespace heddle::kit {
 
@@ -58,6 +58,18 @@ Comparison compare(const std::string& tensor, std::span<const double> out, std::
 // must pass; with one element off by 16 e it must not, nor may zeros in its place.
 std::string blind_spots(const std::string& tensor, std::span<const double> reference, const PlainTensor& plain,
                         const std::vector<std::int64_t>& shape, DType dtype, double factor);
+
+// A tensor to be judged: what kernels wrote it to, and by what. One that is not given is passed over.
+struct Judged {
+  std::string name;
+  const HostTensor* out;
+  const std::vector<double>* reference;
+  const PlainTensor* plain;
+  double factor;
+};
+Comparison compare(const Judged& x);
+// Those of the tensors that are given, whatever is in them.
+std::string blind_spots(std::span<const Judged> tensors);
 
 // By a bound that was derived, element by element: |out - reference| <= allowed(reference), and NaN fails too. What is
 // kept as error and bound is the element's that comes closest to its own.

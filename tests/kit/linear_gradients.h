@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,8 @@ class LinearGradientLayer {
   // The gradient of that letter before the call, and compared with what a call has written.
   HostTensor output(char letter) const;
   Comparison compare(char letter, const HostTensor& found) const;
+  // Of the gradients whose letter is in `wanted`, as run() writes them.
+  std::string blind_spots(const std::string& wanted = "xbwn") const;
 
   // sum over j of dy[m, j] * y(x)[j] in double, for a row x instead of x[m].
   double loss(std::int64_t m, const std::vector<double>& x) const;
@@ -35,15 +38,19 @@ class LinearGradientLayer {
     std::vector<double> dx, dbias, dnorm_weight, dnorm_bias;
   };
   static const std::vector<double>& of(const Gradients& gradients, char letter);
+  bool has(char letter) const;
+  Judged judged(char letter, const HostTensor& found) const;
   struct Row;
   struct PlainRow;
+  void leave_out_kinks();
   void compute();
+  std::vector<double> exact_sums(const std::vector<double>& x) const;
   Row row(std::int64_t m) const;
   PlainRow plain_row(std::int64_t m, Order order) const;
   Gradients plainly(Order order) const;
 
   Gradients exact_;
-  std::vector<Gradients> plain_;  // in the order of kOrders
+  std::map<char, PlainTensor> plain_;
 };
 
 // linear_backward() with a workspace of exactly what it asks for.

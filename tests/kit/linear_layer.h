@@ -57,6 +57,10 @@ struct LinearCase {
   int raised = 0, all_raised = 0;
 };
 
+// How many times e a tensor of the case may be off: y, or the gradient of x, b: bias, w and n: the norm's weight and
+// bias.
+double allowed_factor(const LinearCase& c, char tensor);
+
 class LinearLayer {
  public:
   explicit LinearLayer(const LinearCase& c);
@@ -70,6 +74,7 @@ class LinearLayer {
   Comparison run() const { return run(options()); }
   // What a call has written, from output().
   Comparison compare(const HostTensor& y) const;
+  std::string blind_spots() const;
 
   const LinearCase& given() const { return c_; }
   std::int64_t rows() const { return M_; }
@@ -94,6 +99,7 @@ class LinearLayer {
   PackedMemory packed;
 
  private:
+  Judged judged(const HostTensor& y) const;
   void read_weights();
   void compute();
   std::vector<double> plainly(Order order) const;

@@ -10,11 +10,6 @@
 namespace heddle::kit {
 namespace {
 
-std::vector<std::int64_t> shape_of(const HostTensor& x) {
-  const TensorView& view = x.view();
-  return {view.shape.begin(), view.shape.begin() + view.rank};
-}
-
 void fill(HostTensor& out, const std::vector<double>& values) {
   for (std::size_t n = 0; n < values.size(); ++n) out.set(static_cast<std::int64_t>(n), values[n]);
 }
@@ -82,23 +77,13 @@ CaseResult judged_by(CaseResult result, const std::vector<Judged>& outputs) {
   result.passed = true;
   for (const Judged& x : outputs) {
     if (!x.out->given()) continue;
-    result.tensors.push_back(
-        compare(x.name, x.out->values(), *x.reference, *x.plain, shape_of(*x.out), x.out->view().dtype, x.factor));
+    result.tensors.push_back(compare(x));
     result.passed &= result.tensors.back().passed;
     const std::string damage = x.out->damage();
     if (!damage.empty()) result.damage += text(result.damage.empty() ? "" : "; ", x.name, ": ", damage);
   }
   result.passed &= result.damage.empty();
   return result;
-}
-
-std::string blind_spots(const std::vector<Judged>& outputs) {
-  std::string out;
-  for (const Judged& x : outputs) {
-    if (!x.out->given()) continue;
-    out += blind_spots(x.name, *x.reference, *x.plain, shape_of(*x.out), x.out->view().dtype, x.factor);
-  }
-  return out;
 }
 
 CaseRunner::CaseRunner(const AttentionCase& spec, std::uint64_t seed, Device device)

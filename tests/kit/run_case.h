@@ -28,18 +28,8 @@ struct CaseResult {
   std::string message() const;
 };
 
-// A tensor to be judged: what kernels wrote it to, and by what. One that is not given is passed over.
-struct Judged {
-  const char* name;
-  const HostTensor* out;
-  const std::vector<double>* reference;
-  const PlainTensor* plain;
-  double factor;
-};
 // Fills result.tensors, .damage and .passed.
 CaseResult judged_by(CaseResult result, const std::vector<Judged>& outputs);
-// Those of the tensors that are given, whatever is in them.
-std::string blind_spots(const std::vector<Judged>& outputs);
 
 // The candidates that support a call, without the reference.
 std::vector<std::string> kernels_of(const std::vector<Candidate>& candidates);
