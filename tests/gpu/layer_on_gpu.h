@@ -96,14 +96,18 @@ class LayerOnGpu {
   const char* const force_;
 };
 
+inline void expect_right(const LinearLayer& layer, const Comparison& result) {
+  EXPECT_EQ(layer.blind_spots(), "");
+  EXPECT_TRUE(result.passed) << result.worst;
+}
+
 inline void check(const LinearCase& c, const char* force) {
   SCOPED_TRACE(text(force, ": ", c.format, " ", c.rows[0], " x ", c.N, " x ", c.K, " ", name_of(c.dtype), " ",
                     name_of(c.activation), c.bias ? " bias" : "", c.residual ? " residual" : ""));
   const LinearLayer layer(c);
   LayerOnGpu gpu(layer, force);
   gpu.run(gpu.options(c.in_place));
-  const Comparison result = gpu.compare();
-  EXPECT_TRUE(result.passed) << result.worst;
+  expect_right(layer, gpu.compare());
 }
 
 }  // namespace heddle::kit

@@ -184,8 +184,8 @@ TEST(GpuLinear, RowsApart) {
         }
       }
     }
-    const Comparison result = layer.compare(found);
-    EXPECT_TRUE(result.passed) << way.candidate << " " << way.format << ": " << result.worst;
+    SCOPED_TRACE(text(way.candidate, " ", way.format));
+    expect_right(layer, layer.compare(found));
   }
 }
 
@@ -227,7 +227,7 @@ TEST(GpuLinear, RepeatsToTheBit) {
       LayerOnGpu gpu(layer, way.candidate);
       const LinearOptions options = gpu.options();
       gpu.run(options);
-      EXPECT_TRUE(gpu.compare().passed) << gpu.compare().worst;
+      expect_right(layer, gpu.compare());
       const std::vector<double> first = gpu.values();
       const DeviceStream stream;
       const DeviceMemory scratch(gpu.workspace(options), 0xFF);
@@ -252,7 +252,7 @@ TEST(GpuLinear, BatchInvariant) {
     LinearOptions options = gpu.options();
     options.batch_invariant = true;
     gpu.run(options);
-    EXPECT_TRUE(gpu.compare().passed) << gpu.compare().worst;
+    expect_right(layer, gpu.compare());
     const std::vector<double> all = gpu.values();
     for (const std::int64_t rows : {1, 7, 64, 100}) {
       TensorView x = gpu.x.view(), y = gpu.y.view();

@@ -55,8 +55,7 @@ TEST(GpuOverlap, LinearLayersWaitForInputs) {
         LayerOnGpu gpu(layer, way.candidate);
         const LinearOptions options = gpu.options();
         gpu.run(options);
-        const Comparison alone = gpu.compare();
-        EXPECT_TRUE(alone.passed) << alone.worst;
+        expect_right(layer, gpu.compare());
         const std::vector<double> expected = gpu.values();
 
         LateInputs late;

@@ -24,6 +24,7 @@ inline void expect_right(const LinearCase& c) {
   SCOPED_TRACE(words(c));
   const LinearLayer layer(c);
   ASSERT_TRUE(layer.packed.guards_intact());
+  EXPECT_EQ(layer.blind_spots(), "");
   on_each_target([&] {
     for (const bool invariant : {false, true}) {
       if (invariant && c.dtype != DType::bf16) continue;
