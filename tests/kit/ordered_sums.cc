@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <numeric>
 
 namespace heddle::kit {
 namespace {
@@ -143,6 +144,16 @@ void sum_products(const Summation& how, int64_t terms, const float* a, int64_t a
     }
   }
 }
+
+void sum_products(const Summation&, int64_t terms, const double* a, int64_t a_stride, const double* b, int64_t b_stride,
+                  int64_t columns, double* out) {
+  std::fill_n(out, columns, 0.0);
+  for (int64_t n = 0; n < terms; ++n) {
+    for (int64_t c = 0; c < columns; ++c) out[c] += a[n * a_stride] * b[n * b_stride + c];
+  }
+}
+
+double sum(Order, const std::vector<double>& values) { return std::accumulate(values.begin(), values.end(), 0.0); }
 
 float sum(Order order, const std::vector<float>& values) {
   const std::vector<float> ones(1, 1.0f);

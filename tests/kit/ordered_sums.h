@@ -30,8 +30,12 @@ struct Summation {
 // at: what stands beside them in b may be anything.
 void sum_products(const Summation& how, std::int64_t terms, const float* a, std::int64_t a_stride, const float* b,
                   std::int64_t b_stride, std::int64_t columns, float* out);
+// In double, where no order is asked for.
+void sum_products(const Summation& how, std::int64_t terms, const double* a, std::int64_t a_stride, const double* b,
+                  std::int64_t b_stride, std::int64_t columns, double* out);
 // Of numbers, in f32.
 float sum(Order order, const std::vector<float>& values);
+double sum(Order order, const std::vector<double>& values);
 
 // Sums of many elements, whose terms come from one row after the other. The owner visits rows in `order` (backward: the
 // last first); blocks: an element's terms between two calls of flush() are summed on their own.

@@ -1,5 +1,6 @@
 // A layer of adaptive sparse attention from its definition (docs/asam.md), pair by pair, in the arithmetic of T: with
-// double it is the reference, with float the plain computation.
+// double it is the reference, with float the plain computation, which sums in one of the orders of ordered_sums.h and
+// divides P before or after P V as plain_layers.h does.
 #pragma once
 
 #include <algorithm>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "heddle/asam.h"
+#include "kit/ordered_sums.h"
 
 namespace heddle::kit {
 
@@ -37,8 +39,12 @@ struct AsamResult {
 template <class T>
 class PlainAsam {
  public:
-  PlainAsam(const AsamConfig& config, const AsamTensors& weights) : c_(config) {
-    for (const auto& [name, tensor] : weights) w_[name].assign(tensor.values.begin(), tensor.values.end());
+  PlainAsam(const AsamConfig& config, const AsamTensors& weights, Order order = Order::forward)
+      : c_(config), sums_{.order = order, .fma = true} {
+    for (const auto& [name, tensor] : weights) {
+      w_[name].assign(tensor.values.begin(), tensor.values.end());
+      if (tensor.shape.size() == 2) columns_[name] = transposed(w_[name], static_cast<std::size_t>(tensor.shape[1]));
+    }
   }
 
   AsamResult operator()(const AsamInput& input) const {
@@ -68,22 +74,32 @@ class PlainAsam {
   };
 
   const Row& values(const std::string& name) const { return w_.at(name); }
+  static Row transposed(const Row& rows, std::size_t width) {
+    Row out(rows.size());
+    for (std::size_t i = 0; i < rows.size(); ++i) out[i % width * (rows.size() / width) + i / width] = rows[i];
+    return out;
+  }
+  // x times columns, [x.size(), N].
+  Row product(const Row& x, const Row& columns) const {
+    Row y(columns.size() / x.size());
+    const auto width = static_cast<std::int64_t>(y.size());
+    sum_products(sums_, static_cast<std::int64_t>(x.size()), x.data(), 1, columns.data(), width, width, y.data());
+    return y;
+  }
+  T total(const Row& values) const { return sum(sums_.order, values); }
+
   Row linear(const std::string& name, const Row& x, bool bias = true) const {
-    const Row& weight = values(name + ".weight");
-    Row y = bias ? values(name + ".bias") : Row(weight.size() / x.size());
-    for (std::size_t n = 0; n < y.size(); ++n) {
-      for (std::size_t k = 0; k < x.size(); ++k) y[n] += x[k] * weight[n * x.size() + k];
-    }
+    Row y = product(x, columns_.at(name + ".weight"));
+    for (std::size_t n = 0; bias && n < y.size(); ++n) y[n] += values(name + ".bias")[n];
     return y;
   }
   Row norm(const std::string& name, Row x) const {
     const Row &weight = values(name + ".weight"), &bias = values(name + ".bias");
-    T mean = 0, squares = 0;
-    for (const T value : x) mean += value / static_cast<T>(x.size());
-    for (const T value : x) squares += (value - mean) * (value - mean) / static_cast<T>(x.size());
-    for (std::size_t i = 0; i < x.size(); ++i) {
-      x[i] = (x[i] - mean) / std::sqrt(squares + static_cast<T>(1e-5)) * weight[i] + bias[i];
-    }
+    const T count = static_cast<T>(x.size()), mean = total(x) / count;
+    Row squares;
+    for (const T value : x) squares.push_back((value - mean) * (value - mean));
+    const T deviation = std::sqrt(total(squares) / count + static_cast<T>(1e-5));
+    for (std::size_t i = 0; i < x.size(); ++i) x[i] = (x[i] - mean) / deviation * weight[i] + bias[i];
     return x;
   }
   static Row gelu(Row x) {
@@ -95,25 +111,23 @@ class PlainAsam {
     return x;
   }
   static T sigmoid(T x) { return 1 / (1 + std::exp(-x)); }
-  static T dot(const Row& a, const Row& b) {
-    T sum = 0;
-    for (std::size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
-    return sum;
-  }
-  static Row mean_of(const Rows& x, std::int64_t begin, std::int64_t end) {
-    Row mean(x[0].size());
-    for (std::int64_t t = begin; t < end; ++t) {
-      for (std::size_t d = 0; d < mean.size(); ++d) {
-        mean[d] += x[static_cast<std::size_t>(t)][d] / static_cast<T>(end - begin);
+  T dot(const Row& a, const Row& b) const { return product(a, b)[0]; }
+  Row mean_of(const Rows& x, std::int64_t begin, std::int64_t end) const {
+    if (begin >= end) return Row(x[0].size());  // of a tile of rows that are not used, which has no keys
+    Row mean, column(static_cast<std::size_t>(end - begin));
+    for (std::size_t d = 0; d < x[0].size(); ++d) {
+      for (std::int64_t t = begin; t < end; ++t) {
+        column[static_cast<std::size_t>(t - begin)] = x[static_cast<std::size_t>(t)][d];
       }
+      mean.push_back(total(column) / static_cast<T>(end - begin));
     }
     return mean;
   }
-  static void softmax(Row& x) {
+  void softmax(Row& x) const {
     const T largest = *std::max_element(x.begin(), x.end());
-    T sum = 0;
-    for (T& value : x) sum += value = std::exp(value - largest);
-    for (T& value : x) value /= sum;
+    for (T& value : x) value = std::exp(value - largest);
+    const T all = total(x);
+    for (T& value : x) value /= all;
   }
 
   // Of the rows x[:end], which are averaged over dim, dim / 2, dim / 4 and dim / 8 bins.
@@ -130,11 +144,7 @@ class PlainAsam {
     Row weights, pooled;
     for (const Row& bin : bins) weights.push_back(dot(bin, mean));
     softmax(weights);
-    for (std::size_t i = 0; i < bins.size(); ++i) {
-      T sum = 0;
-      for (const T value : bins[i]) sum += value;
-      pooled.push_back(sum * weights[i]);
-    }
+    for (std::size_t i = 0; i < bins.size(); ++i) pooled.push_back(total(bins[i]) * weights[i]);
     const Row features = gelu(norm(name + "feature_proj.1", linear(name + "feature_proj.0", pooled)));
     const auto network = [&](const std::string& which) {
       return linear(name + which + ".2", relu(linear(name + which + ".0", features)));
@@ -158,6 +168,7 @@ class PlainAsam {
     std::vector<std::vector<int>> patterns;                // [tiles][heads]
     std::vector<std::vector<std::vector<char>>> selected;  // [tiles][heads][tiles]: the pattern's tiles
     std::vector<Rows> q, k, v;                             // [heads][T][D]
+    std::vector<Row> keys, values;                         // k as [heads][D * T], v as [heads][T * D]
     Rows y;
     double attended = 0, all = 0;
 
@@ -202,6 +213,13 @@ class PlainAsam {
             (*of)[static_cast<std::size_t>(h)].emplace_back(from, from + size);
           }
         }
+      }
+      for (std::size_t h = 0; h < k.size(); ++h) {
+        Row rows;
+        for (const Row& row : k[h]) rows.insert(rows.end(), row.begin(), row.end());
+        keys.push_back(transposed(rows, static_cast<std::size_t>(size)));
+        values.emplace_back();
+        for (const Row& row : v[h]) values.back().insert(values.back().end(), row.begin(), row.end());
       }
     }
 
@@ -260,8 +278,8 @@ class PlainAsam {
         case AsamPattern::clustered: {
           const auto at = static_cast<std::size_t>(h);
           const std::int64_t end = c.causal ? n * block + 1 : std::min((n + 1) * block, used);
-          return apart == 0 || cluster(h, mean_of(q[at], n * block, end)) ==
-                                   cluster(h, mean_of(k[at], tile * block, std::min((tile + 1) * block, used)));
+          return apart == 0 || cluster(h, layer.mean_of(q[at], n * block, end)) ==
+                                   cluster(h, layer.mean_of(k[at], tile * block, std::min((tile + 1) * block, used)));
         }
         default: {
           const Row& weights = layer.values("selection.scale_weights");
@@ -269,12 +287,12 @@ class PlainAsam {
           for (std::size_t s = 0; s < c.scales.size(); ++s) {
             shares.push_back(weights[s * static_cast<std::size_t>(c.num_heads) + static_cast<std::size_t>(h)]);
           }
-          softmax(shares);
-          T total = 0;
+          layer.softmax(shares);
+          T share = 0;
           for (std::size_t s = 0; s < c.scales.size(); ++s) {
-            if (tile % c.scales[s] == 0 || apart <= c.scales[s] / 4) total += shares[s];
+            if (tile % c.scales[s] == 0 || apart <= c.scales[s] / 4) share += shares[s];
           }
-          return total > T{0.5};
+          return share > T{0.5};
         }
       }
     }
@@ -297,7 +315,7 @@ class PlainAsam {
       for (std::int64_t n = 0; n < c.num_clusters; ++n) {
         const auto from = centroids.begin() + (h * c.num_clusters + n) * c.dim_head;
         const Row centroid(from, from + c.dim_head);
-        likeness.push_back(dot(mean, centroid) / std::sqrt(dot(centroid, centroid)));
+        likeness.push_back(layer.dot(mean, centroid) / std::sqrt(layer.dot(centroid, centroid)));
       }
       return std::max_element(likeness.begin(), likeness.end()) - likeness.begin();
     }
@@ -309,25 +327,26 @@ class PlainAsam {
       const T logit = scores.empty() ? T{1} : scores[tile_of_rows].logits[head];
       const bool soft = c.use_adaptive_gate && c.gate == AsamGate::soft;
       const T outside = soft ? sigmoid(-logit) : logit <= 0 ? T{1} : T{0};  // what a key of the rest weighs
-      Row weights, p;
+      Row weights, p = layer.product(q[head][row], keys[head]);
       for (std::int64_t j = 0; j < length; ++j) {
         const bool in = selected[tile_of_rows][head][static_cast<std::size_t>(j / c.block_size)] != 0;
         weights.push_back(!left(t, j) ? T{0} : in ? T{1} : outside);
-        const T score = dot(q[head][row], k[head][static_cast<std::size_t>(j)]) / std::sqrt(static_cast<T>(c.dim_head));
-        p.push_back(weights.back() > 0 ? score : -std::numeric_limits<T>::infinity());
+        T& score = p[static_cast<std::size_t>(j)];
+        score =
+            weights.back() > 0 ? score / std::sqrt(static_cast<T>(c.dim_head)) : -std::numeric_limits<T>::infinity();
         if (t < used) {
           all += left(t, j);
           attended += weights.back() > 0;
         }
       }
-      Row o(static_cast<std::size_t>(c.dim_head));
       const T largest = *std::max_element(p.begin(), p.end());
-      if (largest == -std::numeric_limits<T>::infinity()) return o;
-      T sum = 0;
-      for (std::size_t j = 0; j < p.size(); ++j) sum += p[j] = weights[j] * std::exp(p[j] - largest);
-      for (std::size_t j = 0; j < p.size(); ++j) {
-        for (std::size_t d = 0; d < o.size(); ++d) o[d] += p[j] / sum * v[head][j][d];
-      }
+      if (largest == -std::numeric_limits<T>::infinity()) return Row(static_cast<std::size_t>(c.dim_head));
+      for (std::size_t j = 0; j < p.size(); ++j) p[j] = weights[j] * std::exp(p[j] - largest);
+      const T sum = layer.total(p);
+      const bool fused = layer.sums_.order == Order::backward || layer.sums_.order == Order::blocks;
+      for (T& x : p) x /= fused ? T{1} : sum;
+      Row o = layer.product(p, values[head]);
+      for (T& x : o) x /= fused ? sum : T{1};
       return o;
     }
   };
@@ -349,7 +368,8 @@ class PlainAsam {
   }
 
   const AsamConfig& c_;
-  std::map<std::string, Row> w_;
+  const Summation sums_;
+  std::map<std::string, Row> w_, columns_;  // columns_: transposed
 };
 
 }  // namespace heddle::kit

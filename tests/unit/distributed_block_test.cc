@@ -31,7 +31,6 @@ using test::block_options;
 using test::BlockExpected;
 using test::BlockInput;
 using test::BlockModel;
-using test::largest_difference;
 using test::text_of;
 
 constexpr auto kTimeout = std::chrono::seconds(60);
@@ -117,8 +116,7 @@ TEST_P(TensorParallel, IsOneProcess) {
         SCOPED_TRACE(text_of(o) + ", " + std::to_string(ranks) + " ranks");
         const auto y = over_ranks(model, input, ranks, false);
         if (HasFailure()) return;
-        const double error = largest_difference(expected.values, y[0]);
-        EXPECT_TRUE(error <= expected.bound) << error << " > " << expected.bound;
+        expected.expect_right(y[0]);
         for (const auto& of_rank : y) EXPECT_EQ(of_rank, y[0]);
         EXPECT_EQ(joined(over_ranks(model, input, ranks, true)), y[0]);
       }
@@ -143,8 +141,7 @@ TEST(TensorParallelBlocks, UnevenShares) {
   const BlockExpected expected(model, input);
   for (const bool sequence_parallel : {false, true}) {
     const auto y = over_ranks(model, input, 3, sequence_parallel);
-    const double error = largest_difference(expected.values, sequence_parallel ? joined(y) : y[0]);
-    EXPECT_TRUE(error <= expected.bound) << error << " > " << expected.bound;
+    expected.expect_right(sequence_parallel ? joined(y) : y[0]);
   }
   std::vector<std::size_t> bytes(3);
   const auto thrown = on_ranks(3, kTimeout, [&](Communicator& communicator) {

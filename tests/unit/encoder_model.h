@@ -109,13 +109,4 @@ inline void hold(ModelFolder* folder, const std::vector<lowbit::LayerRule>& rule
   }
 }
 
-inline double max_error(const std::vector<double>& expected, const std::vector<float>& found) {
-  double error = 0;
-  for (std::size_t i = 0; i < expected.size(); ++i) {
-    const double one = std::abs(expected[i] - found[i]);
-    if (!(one <= error)) error = one;  // NaN stays
-  }
-  return error;
-}
-
 }  // namespace heddle::test
