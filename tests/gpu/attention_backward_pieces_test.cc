@@ -9,6 +9,7 @@
 
 #include "core/check.h"
 #include "gpu/device_backward.h"
+#include "kernels/within_rule.h"
 #include "kit/pieces.h"
 
 namespace heddle::kit {
@@ -219,8 +220,7 @@ TEST_P(GpuBackwardPieces, AddUpToTheCalls) {
     add_from_merged(whole, exact, GetParam().candidate, deterministic, sums);
     const auto expect = [](const char* name, const std::vector<double>& found, const std::vector<double>& right,
                            const PlainTensor& of_plain, double allowed) {
-      const Comparison c = compare(name, found, right, of_plain, {std::ssize(found)}, DType::f32, allowed);
-      EXPECT_TRUE(c.passed) << c.tensor << " is off by " << c.error << ", allowed " << c.bound << "; " << c.worst;
+      expect_within_rule(name, found, right, of_plain, {std::ssize(found)}, DType::f32, allowed);
     };
     expect("dq", sums.dq, exact_gradients.dq, plain.dq, factor);
     expect("dk", sums.dk, exact_gradients.dk, plain.dk, factor);

@@ -7,6 +7,7 @@
 
 #include "gpu/device_backward.h"
 #include "gpu/tile_list_kernels_bwd.h"
+#include "kernels/within_rule.h"
 #include "kit/yardstick.h"
 #include "ops/attention/arguments.h"
 
@@ -161,17 +162,10 @@ TEST_P(GpuTileListBackward, OthersAreNotThere) {
     fill(o, forward.o);
     fill(lse, forward.lse);
     const Gradients found = by_list(runner.inputs(), o, lse, outputs, kernel, some_tiles);
-    const auto expect = [&](const char* name, const HostTensor& out, const std::vector<double>& expected,
-                            const PlainTensor& near) {
-      const TensorView& x = out.view();
-      const Comparison c = compare(name, out.values(), expected, near, {x.shape.begin(), x.shape.begin() + x.rank},
-                                   x.dtype, allowed_factor(p, forward));
-      EXPECT_TRUE(c.passed) << name << " is off by " << c.error << ", allowed " << c.bound << "; " << c.worst;
-      EXPECT_EQ(out.damage(), "") << name;
-    };
-    expect("dq", found.dq, exact.dq, plain.dq);
-    expect("dk", found.dk, exact.dk, plain.dk);
-    expect("dv", found.dv, exact.dv, plain.dv);
+    const double factor = allowed_factor(p, forward);
+    expect_within_rule({"dq", &found.dq, &exact.dq, &plain.dq, factor});
+    expect_within_rule({"dk", &found.dk, &exact.dk, &plain.dk, factor});
+    expect_within_rule({"dv", &found.dv, &exact.dv, &plain.dv, factor});
   }
 }
 

@@ -11,6 +11,7 @@
 
 #include "gpu/tile_list_kernels.h"
 #include "heddle/runtime.h"
+#include "kernels/within_rule.h"
 #include "kit/case_data.h"
 #include "kit/case_rows.h"
 #include "kit/cases.h"
@@ -302,16 +303,8 @@ TEST_P(GpuTileListsOnHopper, OthersAreMasked) {
   const reference::Forward exact = reference::attention_forward(p, default_executor());
   const PlainForward plain = plain_forward(p);
   const double factor = allowed_factor(p, exact);
-  const auto judge = [&](const char* name, const HostTensor& found, const std::vector<double>& expected,
-                         const PlainTensor& by_plain) {
-    const TensorView& view = found.view();
-    const Comparison result = compare(name, found.values(), expected, by_plain,
-                                      {view.shape.begin(), view.shape.begin() + view.rank}, view.dtype, factor);
-    EXPECT_TRUE(result.passed) << name << ": " << result.worst << ", allowed " << result.bound;
-    EXPECT_EQ(found.damage(), "") << name;
-  };
-  judge("o", out.o, exact.o, plain.o);
-  judge("lse", out.lse, exact.lse, plain.lse);
+  expect_within_rule({"o", &out.o, &exact.o, &plain.o, factor});
+  expect_within_rule({"lse", &out.lse, &exact.lse, &plain.lse, factor});
   // Rows that meet no key, by an empty list or by the band, are exactly 0. lse: [B, H, Sq], packed [H, total].
   const std::vector<double> found_o = out.o.values(), found_lse = out.lse.values();
   const std::int64_t H = data.spec.H, Dv = data.spec.Dv;

@@ -8,6 +8,7 @@
 
 #include "heddle/partial.h"
 #include "kernels/candidates.h"
+#include "kernels/within_rule.h"
 #include "kit/pieces.h"
 
 namespace heddle::kit {
@@ -127,8 +128,7 @@ class AttentionPieces : public ::testing::TestWithParam<const char*> {
 
   void expect(const char* name, const std::vector<double>& found, const std::vector<double>& exact,
               const PlainTensor& plain, double factor) const {
-    const Comparison c = compare(name, found, exact, plain, {std::ssize(found)}, DType::f32, factor);
-    EXPECT_TRUE(c.passed) << c.tensor << " is off by " << c.error << ", allowed " << c.bound << "; " << c.worst;
+    expect_within_rule(name, found, exact, plain, {std::ssize(found)}, DType::f32, factor);
   }
   const reference::Forward& exact() {
     if (exact_.lse.empty()) exact_ = reference::attention_forward(whole_.problem(), default_executor());

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "heddle/distributed.h"
+#include "kernels/within_rule.h"
 #include "kit/case_data.h"
 #include "kit/yardstick.h"
 #include "ops/attention/arguments.h"
@@ -229,10 +230,9 @@ inline void expect_whole(const Whole& whole, const Plan& plan, const std::vector
     put_rows(s.dk, rows, S, dk);
     put_rows(s.dv, rows, S, dv);
   }
-  const auto expect = [&](const char* name, const std::vector<double>& found, const std::vector<double>& exact,
-                          const PlainTensor& plain, DType dtype, double factor) {
-    const Comparison c = compare(name, found, exact, plain, {std::ssize(found)}, dtype, factor);
-    EXPECT_TRUE(c.passed) << c.tensor << " is off by " << c.error << ", allowed " << c.bound << "; " << c.worst;
+  const auto expect = [](const char* name, const std::vector<double>& found, const std::vector<double>& exact,
+                         const PlainTensor& plain, DType dtype, double factor) {
+    expect_within_rule(name, found, exact, plain, {std::ssize(found)}, dtype, factor);
   };
   const AttentionCase& spec = whole.data.spec;
   expect("o", o, whole.exact.o, whole.plain.o, spec.o_dtype(), whole.factor);

@@ -56,6 +56,14 @@ double dot(const std::vector<double>& x, const std::vector<double>& y) {
   return sum;
 }
 
+void judge(CaseResult& result, const char* name, const std::vector<double>& found, const std::vector<double>& exact,
+           const PlainTensor& plain, const std::vector<int64_t>& shape, DType dtype, double factor) {
+  result.tensors.push_back(compare(name, found, exact, plain, shape, dtype, factor));
+  const std::string blind = blind_spots(name, exact, plain, shape, dtype, factor);
+  if (!blind.empty()) result.faults.push_back(blind);
+  result.passed &= result.tensors.back().passed && blind.empty();
+}
+
 }  // namespace
 
 LongCase::LongCase(const AttentionCase& spec, int64_t samples, Device device)
@@ -177,9 +185,8 @@ CaseResult LongCase::check_forward(const std::string& candidate) {
   }
   CaseResult result{runner_.data().spec.name, candidate, Pass::forward, true};
   result.seconds = found.seconds;
-  result.tensors = {compare("o", o, exact.o, plain.o, {samples_, p.H, p.Dv}, found.o.view().dtype, factor),
-                    compare("lse", lse, exact.lse, plain.lse, {p.H, samples_}, DType::f32, factor)};
-  for (const Comparison& tensor : result.tensors) result.passed &= tensor.passed;
+  judge(result, "o", o, exact.o, plain.o, {samples_, p.H, p.Dv}, found.o.view().dtype, factor);
+  judge(result, "lse", lse, exact.lse, plain.lse, {p.H, samples_}, DType::f32, factor);
   return result;
 }
 
@@ -204,13 +211,12 @@ CaseResult LongCase::check_backward(const std::string& candidate) {
   CaseResult result{runner_.data().spec.name, candidate, Pass::backward, true};
   result.seconds = found.seconds;
   const DType dtype = runner_.data().spec.dtype;
-  result.tensors = {compare("dq", sampled(g.dq, row_step_, p.H * p.D), of_rows.dq, plain_rows.dq, {samples_, p.H, p.D},
-                            dtype, factor),
-                    compare("dk", sampled(g.dk, key_step_, p.Hkv * p.D), of_keys.dk, plain_keys.dk,
-                            {samples_, p.Hkv, p.D}, dtype, factor),
-                    compare("dv", sampled(g.dv, key_step_, p.Hkv * p.Dv), of_keys.dv, plain_keys.dv,
-                            {samples_, p.Hkv, p.Dv}, dtype, factor)};
-  for (const Comparison& tensor : result.tensors) result.passed &= tensor.passed;
+  judge(result, "dq", sampled(g.dq, row_step_, p.H * p.D), of_rows.dq, plain_rows.dq, {samples_, p.H, p.D}, dtype,
+        factor);
+  judge(result, "dk", sampled(g.dk, key_step_, p.Hkv * p.D), of_keys.dk, plain_keys.dk, {samples_, p.Hkv, p.D}, dtype,
+        factor);
+  judge(result, "dv", sampled(g.dv, key_step_, p.Hkv * p.Dv), of_keys.dv, plain_keys.dv, {samples_, p.Hkv, p.Dv}, dtype,
+        factor);
   return result;
 }
 

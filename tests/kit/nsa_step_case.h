@@ -11,7 +11,9 @@
 #include <vector>
 
 #include "heddle/nsa.h"
+#include "kit/compare.h"
 #include "kit/host_tensor.h"
+#include "kit/plain_layers.h"
 
 namespace heddle::kit {
 
@@ -158,37 +160,28 @@ struct NsaStepData {
     extend(v, v_pooled, 1, 1);
   }
 
-  // [B, H G, Dv], of a cache to which the step was appended.
-  std::vector<double> exact() const {
-    std::vector<double> out;
-    for (std::int64_t b = 0; b < B(); ++b) {
-      for (std::int64_t head = 0; head < s.H * s.G; ++head) {
-        std::vector<double> sum(s.Dv);
-        const std::int64_t h = head / s.G, end = keys(b);
-        const auto add = [&](const HostTensor& gate, const Attended& found) {
-          for (std::int64_t d = 0; d < s.Dv; ++d) sum[d] += gate.get(b * s.H * s.G + head) * found.o[d];
-        };
-        if (g_cmp.given()) add(g_cmp, attended(k_pooled, v_pooled, b, head, every(0, end / s.block)));
-        std::vector<std::int64_t> chosen;
-        for (const std::int64_t block : blocks(b, h)) {
-          for (const std::int64_t key : every(block * s.block, std::min(end, (block + 1) * s.block))) {
-            chosen.push_back(key);
-          }
+  // What a sequence's out, [H G, Dv], is held to, of a cache to which the step was appended. e is a sequence's own: o
+  // of few keys is larger than o of many. Plainly, each branch is a call, whose P and o are rounded, over the blocks
+  // that are right.
+  struct Expected {
+    std::vector<double> exact;
+    PlainTensor plain;
+  };
+  Expected expected(std::int64_t b) const {
+    std::vector<std::vector<std::int64_t>> chosen(s.H);
+    for (std::int64_t h = 0; h < s.H; ++h) {
+      for (const std::int64_t block : blocks(b, h)) {
+        for (std::int64_t key = block * s.block; key < std::min(keys(b), (block + 1) * s.block); ++key) {
+          chosen[h].push_back(key);
         }
-        add(g_slc, attended(k, v, b, head, chosen));
-        if (g_swa.given()) add(g_swa, attended(k, v, b, head, every(std::max<std::int64_t>(0, end - s.window), end)));
-        out.insert(out.end(), sum.begin(), sum.end());
       }
     }
+    Expected out{outputs<double>({}, b, chosen), {}};
+    for (const Order order : kOrders) out.plain.values.push_back(outputs<float>({s.dtype, order}, b, chosen));
     return out;
   }
 
  private:
-  struct Attended {
-    std::vector<double> o;
-    double lse = -std::numeric_limits<double>::infinity();
-  };
-
   static std::vector<std::int64_t> every(std::int64_t begin, std::int64_t end) {
     std::vector<std::int64_t> out(std::max<std::int64_t>(0, end - begin));
     std::iota(out.begin(), out.end(), begin);
@@ -204,24 +197,63 @@ struct NsaStepData {
     return dot / std::sqrt(static_cast<double>(s.D));
   }
 
-  Attended attended(const HostTensor& keys, const HostTensor& values, std::int64_t b, std::int64_t head,
-                    const std::vector<std::int64_t>& rows) const {
-    Attended out{std::vector<double>(s.Dv)};
-    if (rows.empty()) return out;
-    std::vector<double> scores;
-    for (const std::int64_t row : rows) scores.push_back(score(keys, b, head, row));
-    const double top = *std::ranges::max_element(scores);
-    double sum = 0;
-    for (std::size_t n = 0; n < rows.size(); ++n) {
-      const double weight = std::exp(scores[n] - top);
-      sum += weight;
-      for (std::int64_t d = 0; d < s.Dv; ++d) {
-        out.o[d] += weight * values.get(((b * values.view().shape[1] + rows[n]) * s.H + head / s.G) * s.Dv + d);
+  // chosen: keys of each key/value head.
+  template <class T>
+  std::vector<double> outputs(const PlainLayers<T>& how, std::int64_t b,
+                              const std::vector<std::vector<std::int64_t>>& chosen) const {
+    const auto D = static_cast<std::size_t>(s.D), Dv = static_cast<std::size_t>(s.Dv);
+    const std::int64_t end = keys(b);
+    std::vector<double> out;
+    for (std::int64_t h = 0; h < s.H; ++h) {
+      ModelRows<T> queries, sums(s.G, std::vector<T>(Dv));
+      for (std::int64_t g = 0; g < s.G; ++g) queries.push_back(row<T>(q, b, 0, h * s.G + g));
+      const auto add = [&](const HostTensor& gate, const HostTensor& of, const HostTensor& values,
+                           const std::vector<std::int64_t>& rows) {
+        if (!gate.given()) return;
+        ModelRows<T> o(s.G, std::vector<T>(Dv));
+        const ModelRows<T> k_rows = rows_of<T>(of, b, rows, h), v_rows = rows_of<T>(values, b, rows, h);
+        how.attend({queries, 0, D}, {k_rows, 0, D}, {v_rows, 0, Dv}, false, o, 0);
+        for (std::int64_t g = 0; g < s.G; ++g) {
+          const T by = static_cast<T>(gate.get((b * s.H + h) * s.G + g));
+          for (std::size_t d = 0; d < Dv; ++d) sums[g][d] += by * o[g][d];
+        }
+      };
+      add(g_cmp, k_pooled, v_pooled, every(0, end / s.block));
+      add(g_slc, k, v, chosen[h]);
+      add(g_swa, k, v, every(std::max<std::int64_t>(0, end - s.window), end));
+      for (const std::vector<T>& sum : sums) {
+        for (const T x : sum) out.push_back(how.round(x));
       }
     }
-    for (double& x : out.o) x /= sum;
-    out.lse = top + std::log(sum);
     return out;
+  }
+
+  // Row n of head h in sequence b of x, [B, rows, heads, width].
+  template <class T>
+  static std::vector<T> row(const HostTensor& x, std::int64_t b, std::int64_t n, std::int64_t h) {
+    const auto& shape = x.view().shape;
+    std::vector<T> out;
+    for (std::int64_t d = 0; d < shape[3]; ++d) {
+      out.push_back(static_cast<T>(x.get(((b * shape[1] + n) * shape[2] + h) * shape[3] + d)));
+    }
+    return out;
+  }
+  template <class T>
+  static ModelRows<T> rows_of(const HostTensor& x, std::int64_t b, const std::vector<std::int64_t>& rows,
+                              std::int64_t h) {
+    ModelRows<T> out;
+    for (const std::int64_t n : rows) out.push_back(row<T>(x, b, n, h));
+    return out;
+  }
+
+  double lse(std::int64_t b, std::int64_t head, std::int64_t pooled) const {
+    if (pooled == 0) return -std::numeric_limits<double>::infinity();
+    std::vector<double> scores;
+    for (std::int64_t n = 0; n < pooled; ++n) scores.push_back(score(k_pooled, b, head, n));
+    const double top = *std::ranges::max_element(scores);
+    double sum = 0;
+    for (const double x : scores) sum += std::exp(x - top);
+    return top + std::log(sum);
   }
 
   // The list of a key/value head: forced blocks, then the best.
@@ -238,8 +270,8 @@ struct NsaStepData {
     std::vector<double> importance(complete);
     for (std::int64_t g = 0; g < s.G; ++g) {
       const std::int64_t head = h * s.G + g;
-      const double lse = attended(k_pooled, v_pooled, b, head, every(0, complete)).lse;
-      for (std::int64_t c = 0; c < complete; ++c) importance[c] += std::exp(score(k_pooled, b, head, c) - lse);
+      const double all = lse(b, head, complete);
+      for (std::int64_t c = 0; c < complete; ++c) importance[c] += std::exp(score(k_pooled, b, head, c) - all);
     }
     // Scores of tied blocks are the same numbers, but for the order of this function's sums, which is one.
     std::vector<std::int64_t> others = every(0, complete);

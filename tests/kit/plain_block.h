@@ -77,10 +77,9 @@ class PlainBlock {
     for (std::int64_t h = 0; h < o_.heads; ++h) {
       const std::int64_t q = h * size, k = (o_.heads + h / group) * size, v = k + o_.kv_heads * size;
       const auto head = [&](std::int64_t at) {
-        return typename PlainLayers<T>::Head{qkv, static_cast<std::size_t>(at)};
+        return typename PlainLayers<T>::Head{qkv, static_cast<std::size_t>(at), static_cast<std::size_t>(size)};
       };
-      how_.attend(head(q), head(k), head(v), static_cast<std::size_t>(size), o_.causal != Causal::none, out,
-                  static_cast<std::size_t>(q));
+      how_.attend(head(q), head(k), head(v), o_.causal != Causal::none, out, static_cast<std::size_t>(q));
     }
     return out;
   }

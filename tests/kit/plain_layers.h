@@ -38,7 +38,7 @@ class PlainLayers {
     Row columns(weight.size());
     for (std::size_t i = 0; i < weight.size(); ++i) columns[i % K * N + i / K] = weight[i];
     for (std::size_t i = 0; i < x.size(); ++i) {
-      y[i] = product(x[i], columns);
+      y[i] = product(x[i], columns, N);
       for (std::size_t n = 0; n < N; ++n) y[i][n] = round(y[i][n] + (bias.empty() ? T{0} : T{bias[n]}));
     }
     return y;
@@ -69,37 +69,33 @@ class PlainLayers {
   // Columns [at, at + size) of the rows of one head's operand.
   struct Head {
     const Rows& rows;
-    std::size_t at;
+    std::size_t at, size;
   };
-  // One head, into columns [out_at, out_at + size) of `out`.
-  void attend(const Head& q, const Head& k, const Head& v, std::size_t size, bool causal, Rows& out,
-              std::size_t out_at) const {
+  // One head, into columns [out_at, out_at + v.size) of `out`, which stay what they are where there are no keys.
+  void attend(const Head& q, const Head& k, const Head& v, bool causal, Rows& out, std::size_t out_at) const {
     const std::size_t length = k.rows.size();
+    if (length == 0) return;
     const bool fused = order_ == Order::backward || order_ == Order::blocks;
     const bool scales_q = dtype_ == DType::f32 && (order_ == Order::backward || order_ == Order::lanes);
-    const T scale = 1 / std::sqrt(static_cast<T>(size));
-    Row keys(size * length), values(length * size);
+    const T scale = 1 / std::sqrt(static_cast<T>(q.size));
+    Row keys(k.size * length), values(length * v.size);
     for (std::size_t j = 0; j < length; ++j) {
-      for (std::size_t d = 0; d < size; ++d) {
-        keys[d * length + j] = k.rows[j][k.at + d];
-        values[j * size + d] = v.rows[j][v.at + d];
-      }
+      for (std::size_t d = 0; d < k.size; ++d) keys[d * length + j] = k.rows[j][k.at + d];
+      for (std::size_t d = 0; d < v.size; ++d) values[j * v.size + d] = v.rows[j][v.at + d];
     }
     for (std::size_t i = 0; i < q.rows.size(); ++i) {
       const auto from = q.rows[i].begin() + static_cast<std::ptrdiff_t>(q.at);
-      Row query(from, from + static_cast<std::ptrdiff_t>(size));
+      Row query(from, from + static_cast<std::ptrdiff_t>(q.size));
       for (T& x : query) x *= scales_q ? scale : T{1};
-      Row p = product(query, keys);
+      Row p = product(query, keys, length);
       p.resize(causal ? i + 1 : length);
       for (T& x : p) x *= scales_q ? T{1} : scale;
       const T largest = *std::max_element(p.begin(), p.end());
       for (T& x : p) x = std::exp(x - largest);
       const T total = kit::sum(order_, p);
       for (T& x : p) x = round(fused ? x : x / total);
-      Row o(size);
-      sum_products(products(), static_cast<std::int64_t>(p.size()), p.data(), 1, values.data(),
-                   static_cast<std::int64_t>(size), static_cast<std::int64_t>(size), o.data());
-      for (std::size_t d = 0; d < size; ++d) out[i][out_at + d] = round(fused ? o[d] / total : o[d]);
+      const Row o = product(p, values, v.size);
+      for (std::size_t d = 0; d < v.size; ++d) out[i][out_at + d] = round(fused ? o[d] / total : o[d]);
     }
   }
 
@@ -126,9 +122,8 @@ class PlainLayers {
     out.fma = dtype_ == DType::f32;
     return out;
   }
-  // x times columns, [x.size(), N].
-  Row product(const Row& x, const Row& columns) const {
-    const std::size_t N = columns.size() / x.size();
+  // x times columns, [x.size() or more, N].
+  Row product(const Row& x, const Row& columns, std::size_t N) const {
     Row y(N);
     sum_products(products(), static_cast<std::int64_t>(x.size()), x.data(), 1, columns.data(),
                  static_cast<std::int64_t>(N), static_cast<std::int64_t>(N), y.data());

@@ -9,8 +9,10 @@
 #include <iomanip>
 #include <utility>
 
+#include "core/check.h"
 #include "kernels/candidates.h"
 #include "kit/linear_layer.h"
+#include "kit/nsa_step_case.h"
 
 namespace heddle::kit {
 namespace {
@@ -103,6 +105,31 @@ TEST(LinearRule, AMisplacedScaleIsRefused) {
     }
     EXPECT_GT(moved, 3) << name_of(dtype);
   }
+}
+
+// Steps of native sparse attention, which a CPU does not take: a window that is a key too short is refused. Not of one
+// row, to which 12 e are allowed, nor of sequences that take long.
+TEST(NsaStepRule, AKeyTooFewIsRefused) {
+  int refused = 0;
+  for (const NsaStepCase& c : nsa_step_cases()) {
+    if (c.capacity > 3000) continue;
+    NsaStepData data(c, c.lengths.size() > 4 ? std::vector<std::int64_t>{0} : std::vector<std::int64_t>{});
+    data.append();
+    NsaStepData fewer = data;
+    --fewer.s.window;
+    const std::vector<std::int64_t> shape = {c.H * c.G, c.Dv};
+    for (std::int64_t b = 0; b < data.B(); ++b) {
+      SCOPED_TRACE(text(c.name, ", sequence ", b));
+      const auto [exact, plain] = data.expected(b);
+      const double factor = factor_of(c.H * c.G * c.Dv);
+      EXPECT_EQ(blind_spots("out", exact, plain, shape, c.dtype, factor), "");
+      if (c.window < 2 || data.keys(b) < c.window || c.H * c.G == 1) continue;
+      ++refused;
+      const std::vector<double> wrong = fewer.expected(b).exact;
+      EXPECT_FALSE(compare("out", wrong, exact, plain, shape, c.dtype, factor).passed);
+    }
+  }
+  EXPECT_GT(refused, 30);
 }
 
 // What HEDDLE_SEEDS_FILE keeps of the test below, for scripts/numerics_table.py.

@@ -5,10 +5,8 @@
 #include <string>
 #include <vector>
 
-#include <gtest/gtest.h>
-
 #include "core/dtypes.h"
-#include "kit/compare.h"
+#include "kernels/within_rule.h"
 
 namespace heddle::test {
 
@@ -26,13 +24,9 @@ struct ExpectedTensor {
   }
   template <class T>
   void expect_right(const std::vector<T>& found, double factor) const {
-    SCOPED_TRACE(name);
     const std::vector<double> values(found.begin(), found.end());
     const auto count = static_cast<std::int64_t>(exact.size());
-    const std::vector<std::int64_t> shape = {count / width, width};
-    EXPECT_EQ(kit::blind_spots(name, exact, plain, shape, dtype, factor), "");
-    const kit::Comparison verdict = kit::compare(name, values, exact, plain, shape, dtype, factor);
-    EXPECT_TRUE(verdict.passed) << verdict.worst << "; error " << verdict.error << ", allowed " << verdict.bound;
+    kit::expect_within_rule(name, values, exact, plain, {count / width, width}, dtype, factor);
   }
 };
 

@@ -67,7 +67,8 @@ class PlainEncoder {
     const auto hidden = static_cast<std::size_t>(config_.hidden),
                size = hidden / static_cast<std::size_t>(config_.heads);
     Rows out(q.size(), std::vector<T>(hidden));
-    for (std::size_t at = 0; at < hidden; at += size) how_.attend({q, at}, {k, at}, {v, at}, size, false, out, at);
+    for (std::size_t at = 0; at < hidden; at += size)
+      how_.attend({q, at, size}, {k, at, size}, {v, at, size}, false, out, at);
     return out;
   }
 
