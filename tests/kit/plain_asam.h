@@ -47,13 +47,15 @@ class PlainAsam {
     }
   }
 
-  AsamResult operator()(const AsamInput& input) const {
+  AsamResult operator()(const AsamInput& input) const { return of(input, {input.x.begin(), input.x.end()}); }
+  // Of other rows than the input's, as another layer leaves them.
+  AsamResult of(const AsamInput& input, const std::vector<double>& rows) const {
     AsamResult out;
     double attended = 0, all = 0;
     for (std::int64_t b = 0; b < input.batch; ++b) {
       Rows x(static_cast<std::size_t>(input.length));
       for (std::size_t t = 0; t < x.size(); ++t) {
-        const auto from = input.x.begin() + (b * input.length + static_cast<std::int64_t>(t)) * input.dim;
+        const auto from = rows.begin() + (b * input.length + static_cast<std::int64_t>(t)) * input.dim;
         x[t].assign(from, from + input.dim);
       }
       Sequence s(*this, x, input.lengths.empty() ? input.length : input.lengths[static_cast<std::size_t>(b)]);
@@ -63,6 +65,16 @@ class PlainAsam {
       tell(s, out);
     }
     out.sparse_ratio = attended / all;
+    return out;
+  }
+
+  // Rows behind a norm of that name.
+  std::vector<double> normed(const std::string& name, const std::vector<double>& rows) const {
+    std::vector<double> out;
+    for (auto from = rows.begin(); from != rows.end(); from += c_.dim) {
+      const Row row = norm(name, Row(from, from + c_.dim));
+      out.insert(out.end(), row.begin(), row.end());
+    }
     return out;
   }
 

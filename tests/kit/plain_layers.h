@@ -8,7 +8,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
+#include <type_traits>
 #include <vector>
 
 #include "core/dtypes.h"
