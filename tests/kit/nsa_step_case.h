@@ -168,16 +168,19 @@ struct NsaStepData {
     PlainTensor plain;
   };
   Expected expected(std::int64_t b) const {
-    std::vector<std::vector<std::int64_t>> chosen(s.H);
-    for (std::int64_t h = 0; h < s.H; ++h) {
-      for (const std::int64_t block : blocks(b, h)) {
-        for (std::int64_t key = block * s.block; key < std::min(keys(b), (block + 1) * s.block); ++key) {
-          chosen[h].push_back(key);
-        }
-      }
-    }
+    const std::vector<std::vector<std::int64_t>> chosen = keys_chosen(b);
     Expected out{outputs<double>({}, b, chosen), {}};
     for (const Order order : kOrders) out.plain.values.push_back(outputs<float>({s.dtype, order}, b, chosen));
+    return out;
+  }
+
+  // [B, H G, Dv], in double.
+  std::vector<double> exact() const {
+    std::vector<double> out;
+    for (std::int64_t b = 0; b < B(); ++b) {
+      const std::vector<double> of = outputs<double>({}, b, keys_chosen(b));
+      out.insert(out.end(), of.begin(), of.end());
+    }
     return out;
   }
 
@@ -195,6 +198,19 @@ struct NsaStepData {
              keys.get(((b * keys.view().shape[1] + key) * s.H + head / s.G) * s.D + d);
     }
     return dot / std::sqrt(static_cast<double>(s.D));
+  }
+
+  // Of each key/value head.
+  std::vector<std::vector<std::int64_t>> keys_chosen(std::int64_t b) const {
+    std::vector<std::vector<std::int64_t>> chosen(s.H);
+    for (std::int64_t h = 0; h < s.H; ++h) {
+      for (const std::int64_t block : blocks(b, h)) {
+        for (std::int64_t key = block * s.block; key < std::min(keys(b), (block + 1) * s.block); ++key) {
+          chosen[h].push_back(key);
+        }
+      }
+    }
+    return chosen;
   }
 
   // chosen: keys of each key/value head.
