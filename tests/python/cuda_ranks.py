@@ -469,9 +469,8 @@ def worlds():
 def programs():
     """Worlds of the CPU's programs, of two ranks."""
     of_lists = (dataclasses.replace(case, dtype=torch.bfloat16) for case in sparse_ranks.cases() if not case.masks)
-    of_blocks = (  # kernels of GPUs for weights in few bits take 16-bit operands
-        dataclasses.replace(case, dtype=torch.bfloat16 if case.formats else case.dtype) for case in tensor_ranks.cases()
-    )
+    # Weights in few bits are held to a block of float32 operands, which kernels of GPUs do not take beside them.
+    of_blocks = (case for case in tensor_ranks.cases() if not case.formats)
     of_compiled = (compiled_ranks.check_attention, compiled_ranks.check_sdpa)
     worlds = {
         "blocks": {case.name: (tensor_ranks.check_block, case) for case in of_blocks},
