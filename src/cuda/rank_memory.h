@@ -58,8 +58,8 @@ void add_floats(float* sum, const float* x, std::int64_t count, void* stream);
 // two moves.
 void move_rows(const TensorView& from, const TensorView& to, std::span<const RowMove> moves, bool add, void* stream);
 
-// Where *failed, host memory that the GPU reads, is not 0 when the stream gets there, the GPU ends all that this process
-// has on it, and later calls of CUDA return an error; else nothing.
+// Where *failed, host memory that the GPU reads, is not 0 when the stream gets there, the GPU ends all that this
+// process has on it, and later calls of CUDA return an error; else nothing.
 void end_if(const int* failed, void* stream);
 
 }  // namespace heddle::cuda

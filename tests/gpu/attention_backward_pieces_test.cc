@@ -123,10 +123,10 @@ std::vector<CaseOf> cut_cases() {
   cases.push_back(of_sizes(90, 140, 72, DType::f16));
   cases.push_back(of_sizes(90, 140, 37, DType::bf16));
   for (AttentionCase& spec : cases) spec.float32_out = true;
-  return of_both(std::move(cases), {"feature_alibi_f32", "feature_alibi_top_left_bf16",
-                                    "feature_alibi_per_batch_causal_f16", "feature_bias_full_f16",
-                                    "feature_bias_heads_f32", "feature_bias_columns_bf16", "feature_mask_full_f16",
-                                    "feature_mask_bias_f32"});
+  return of_both(std::move(cases),
+                 {"feature_alibi_f32", "feature_alibi_top_left_bf16", "feature_alibi_per_batch_causal_f16",
+                  "feature_bias_full_f16", "feature_bias_heads_f32", "feature_bias_columns_bf16",
+                  "feature_mask_full_f16", "feature_mask_bias_f32"});
 }
 
 struct Sums {
