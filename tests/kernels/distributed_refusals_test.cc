@@ -135,21 +135,10 @@ TEST(DistributedRefusals, TensorsLieWhereMessagesDo) {
 TEST(DistributedRefusals, GradientsThatNoGpuHas) {
   OnGpu on_gpu;
   std::vector<float> x(3 * 8 * 2), row(3 * 2);
-  const auto backward = [&](const Plan& plan, Scheme scheme, const TensorView& slopes) {
-    TensorView q{x.data(), DType::f32, {1, 3, 2, 8}}, lse{row.data(), DType::f32, {1, 2, 3}};
-    q.device = lse.device = Device::cuda;
-    distributed::Options options;
-    options.alibi_slopes = slopes;
-    return said([&] { RankAttention(plan, on_gpu, scheme).backward(q, q, q, q, lse, q, {}, {}, options); });
-  };
-  TensorView slopes{row.data(), DType::f32, {2}};
-  slopes.device = Device::cuda;
-  Problem problem{.rows = 12, .ranks = 4, .causal = Causal::top_left};
-  EXPECT_EQ(backward(Plan(problem), Scheme::gather, slopes),
-            "[distributed.backward] alibi_slopes are given: gradients of pieces on a GPU have no ALiBi");
-  problem.order = Order::striped;
-  problem.window_left = 2;
-  EXPECT_EQ(backward(Plan(problem), Scheme::gather, {}),
+  TensorView q{x.data(), DType::f32, {1, 3, 2, 8}}, lse{row.data(), DType::f32, {1, 2, 3}};
+  q.device = lse.device = Device::cuda;
+  const Plan plan({.rows = 12, .ranks = 4, .causal = Causal::top_left, .window_left = 2, .order = Order::striped});
+  EXPECT_EQ(said([&] { RankAttention(plan, on_gpu, Scheme::gather).backward(q, q, q, q, lse, q, {}, {}); }),
             "[distributed.backward] the plan's order is striped, its rows stand 4 positions apart and a window has 3: "
             "gradients on a GPU take one that is no narrower");
 }
