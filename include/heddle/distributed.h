@@ -280,13 +280,21 @@ struct Options {
   float softcap = 0.0f;
   TensorView alibi_slopes = {};  // f32 [H]; distances are in the document or area. Order::striped: in `ulysses` alone
   TensorView sink = {};          // f32 [H], the same on all ranks
-  std::string force = {};        // a candidate of attention
+  // [B or 1, H or 1, rows, S], f32 or of q's dtype: of the rank's rows, in the plan's order, and all S keys, in the
+  // whole's; added to the scores, and -inf removes a pair. In `gather`, `ring` and `needed`, of one document, and not
+  // of Order::striped.
+  TensorView bias = {};
+  // In `gather`, `ring` and `needed`: up to 8 parts of the key heads go one after the other, so that other ranks' keys,
+  // and their gradients, of one part at a time are in memory. All ranks give the same.
+  bool chunked = false;
+  std::string force = {};  // a candidate of attention
 };
 
 // Gradients to write, f32 or of q's dtype; one that is not given is not computed, but the same for all ranks. dsink:
-// f32 [H], the sum over all ranks' rows, on each of them.
+// f32 [H], the sum over all ranks' rows, on each of them. dbias: of an f32 bias, on the CPU, f32, contiguous, of its
+// shape: that of the rank's rows.
 struct Gradients {
-  TensorView dq, dk, dv, dsink;
+  TensorView dq, dk, dv, dsink, dbias = {};
 };
 
 // One rank's share of a plan's attention. It owns the memory for other ranks' keys and for partial results, allocated

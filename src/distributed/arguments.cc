@@ -18,6 +18,24 @@ std::int64_t width_of(const Area& area) {
   return area.window_left < 0 || right < 0 ? -1 : area.window_left + right + 1;
 }
 
+void check_bias(const Check& check, const Plan& plan, Scheme scheme, const TensorView& q, const TensorView& bias) {
+  const std::int64_t B = q.shape[0], rows = q.shape[1], H = q.shape[2], S = plan.problem().rows;
+  check.tensor(bias, "bias", bias.dtype, q.device, 4);
+  check.require(bias.dtype == DType::f32 || bias.dtype == q.dtype, "bias is ", name_of(bias.dtype),
+                ": it must be float32 or have q's dtype, ", name_of(q.dtype));
+  const auto& shape = bias.shape;
+  check.require(
+      (shape[0] == 1 || shape[0] == B) && (shape[1] == 1 || shape[1] == H) && shape[2] == rows && shape[3] == S,
+      "bias is ", bias, ": it must be [B or 1, H or 1, rows, S], [", B, " or 1, ", H, " or 1, ", rows, ", ", S, "]");
+  check.require(!heads_move(scheme), "bias is given and the scheme is ", name_of(scheme),
+                ": it must be gather, ring or needed");
+  const std::vector<Area>& areas = plan.areas();
+  const bool one = areas.size() <= 1 && (areas.empty() || (areas[0].q_begin == 0 && areas[0].q_end == S &&
+                                                           areas[0].key_begin == 0 && areas[0].key_end == S));
+  check.require(one && plan.problem().order != Order::striped,
+                "bias is given: the plan must have one document, in runs of rows");
+}
+
 }  // namespace
 
 Call checked_call(const char* operation, const Plan& plan, Scheme scheme, const Communicator& communicator,
@@ -61,6 +79,7 @@ Call checked_call(const char* operation, const Plan& plan, Scheme scheme, const 
     check.tensor(*x, name, DType::f32, device, 1);
     check.require(x->shape[0] == q.shape[2], name, " is ", *x, ": it must be [H], ", q.shape[2]);
   }
+  if (options.bias.given()) check_bias(check, plan, scheme, q, options.bias);
   check.require(!options.alibi_slopes.given() || !rows_stand_apart(plan, scheme),
                 "alibi_slopes are given and the plan's order is striped: its rows stand for several positions each, "
                 "which ALiBi is not about");
@@ -96,6 +115,14 @@ void check_backward(const Call& call, const Plan& plan, Scheme scheme, const Ten
     check.tensor(d_lse, "d_lse", DType::f32, keys.device, 3);
     check.require(d_lse.shape == lse.shape, "d_lse is ", d_lse, ": it must have lse's shape, ", lse);
   }
+  if (gradients.dbias.given()) {
+    check.require(keys.device == Device::cpu, "dbias is given: pieces on a GPU have no gradient of a bias");
+    check.require(options.bias.given() && options.bias.dtype == DType::f32,
+                  "dbias is given: bias must be, too, in float32");
+    check.tensor(gradients.dbias, "dbias", DType::f32, keys.device, 4);
+    check.require(gradients.dbias.shape == options.bias.shape && gradients.dbias.contiguous(), "dbias is ",
+                  gradients.dbias, ": it must have bias's shape, ", options.bias, ", and be contiguous");
+  }
   if (gradients.dsink.given()) {
     check.tensor(gradients.dsink, "dsink", DType::f32, keys.device, 1);
     check.require(gradients.dsink.shape[0] == q.shape[2] && gradients.dsink.contiguous(), "dsink is ", gradients.dsink,
@@ -127,6 +154,8 @@ std::vector<Agreement::Word> words_of(const Call& call, const Plan& plan, Scheme
           {"softcap", bits(options.softcap), Agreement::Shown::f32},
           {"alibi_slopes", options.alibi_slopes.given()},
           {"sink", options.sink.given()},
+          {"bias", options.bias.given()},
+          {"chunked", options.chunked},
           {"backward", gradients != nullptr},
           {"dtype of o", moved_dtype(call.o)},
           {"dq", g.dq.given()},

@@ -59,6 +59,7 @@ void Calls::for_each_call(const Piece& piece, AttentionOptions options, std::int
   options.window_right = piece.window_right;
   options.q_step = piece.q_step;
   options.key_step = piece.key_step;
+  if (options_.bias.given()) options.bias = part(options_.bias, 2, piece.q_begin, piece.q_end);
   const CallMemory::Indices& indices = memory_.indices_of(piece, batch);
   options.q_offset = indices.q_offset;
   options.key_offset = indices.key_offset;
@@ -89,17 +90,36 @@ void Calls::backward(const Piece& piece, const Rows& rows, const RowGradients& g
     const auto of_rows = [&](const TensorView& x, int n) { return piece_of(x, n, piece.q_begin, piece.q_end, b); };
     const auto of_keys = [&](const TensorView& x) { return piece_of(x, 1, piece.key_begin, piece.key_end, b); };
     const TensorView q = of_rows(rows.q, 1), key = of_keys(k), value = of_keys(v);
+    TensorView dbias;
+    if (gradients.dbias.given()) {
+      const auto& shape = gradients.dbias.shape;
+      dbias = memory_.bias_gradient().get(DType::f32, {shape[0], shape[1], piece.q_end - piece.q_begin, shape[3]});
+    }
     const AttentionGradients out{.dq = of_rows(gradients.dq, 1),
                                  .dk = of_keys(dk),
                                  .dv = of_keys(dv),
-                                 .dbias = {},
+                                 .dbias = dbias,
                                  .dsink = {},
                                  .accumulate = true,
                                  .merged = merged};
     attention_backward(q, key, value, of_rows(rows.o, 1), of_rows(rows.lse, 2), of_rows(gradients.d_o, 1),
                        of_rows(gradients.d_lse, 2), out, options,
                        runtime(attention_backward_workspace(q, key, value, out, options, runtime_)));
+    if (dbias.given()) add_bias_gradient(piece, dbias, gradients.dbias);
   });
+}
+
+void Calls::add_bias_gradient(const Piece& piece, const TensorView& found, const TensorView& dbias) const {
+  const TensorView to = part(dbias, 2, piece.q_begin, piece.q_end);
+  const auto count = static_cast<std::size_t>(to.shape[2] * to.shape[3]);
+  for (std::int64_t b = 0; b < to.shape[0]; ++b) {
+    for (std::int64_t h = 0; h < to.shape[1]; ++h) {
+      const auto at = [&](const TensorView& x) {
+        return static_cast<float*>(x.data) + b * x.stride[0] + h * x.stride[1];
+      };
+      memory_.memory().add({at(to), count}, {at(found), count});
+    }
+  }
 }
 
 void Calls::sink_gradient(const Rows& rows, const RowGradients& gradients, const TensorView& k, const TensorView& v,

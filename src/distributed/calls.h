@@ -16,6 +16,7 @@ struct Rows {
 };
 struct RowGradients {
   TensorView d_o, d_lse, dq;
+  TensorView dbias = {};  // f32, rows and keys side by side: added to
 };
 
 // What calls of a rank need besides its tensors: a workspace, and the pieces' index data where attention reads it. Each
@@ -28,6 +29,9 @@ class CallMemory {
 
   explicit CallMemory(Memory& memory) : memory_(memory), workspace_(memory) {}
   Workspace workspace(std::size_t bytes) { return {workspace_.get(bytes), bytes}; }
+  // For what one piece adds to the gradient of a bias.
+  Buffer& bias_gradient() { return bias_gradient_; }
+  Memory& memory() const { return memory_; }
   // piece stays where it is while this is there. batch: of sequences with the piece's one offset.
   const Indices& indices_of(const Piece& piece, std::int64_t batch);
 
@@ -35,7 +39,7 @@ class CallMemory {
   TensorView written(const std::vector<std::int32_t>& x);
 
   Memory& memory_;
-  Buffer workspace_;
+  Buffer workspace_, bias_gradient_{memory_};
   std::deque<Buffer> index_memory_;
   std::map<std::pair<const Piece*, std::int64_t>, Indices> indices_;
 };
@@ -48,7 +52,7 @@ class Calls {
 
   // Writes o and, if given, lse of the piece's rows. sink: whether this is all that the rows attend.
   void forward(const Piece& piece, const Rows& rows, const TensorView& k, const TensorView& v, bool sink);
-  // Adds to dq, dk and dv, f32. merged: o and lse are those of several pieces.
+  // Adds to dq, dk, dv and dbias, f32. merged: o and lse are those of several pieces.
   void backward(const Piece& piece, const Rows& rows, const RowGradients& gradients, const TensorView& k,
                 const TensorView& v, const TensorView& dk, const TensorView& dv, bool merged);
   // Of all these rows; needs no keys of theirs but a view of none.
@@ -57,6 +61,7 @@ class Calls {
 
  private:
   AttentionOptions base(const Rows& rows, bool sink) const;
+  void add_bias_gradient(const Piece& piece, const TensorView& found, const TensorView& dbias) const;
   // Calls use(options, b) with the piece's options: once, b -1, for all sequences of the batch, or for each.
   template <class Use>
   void for_each_call(const Piece& piece, AttentionOptions options, std::int64_t batch, const Use& use);

@@ -122,4 +122,29 @@ bool PieceMaker::cover(const Piece& piece) {
   return first;
 }
 
+std::vector<Piece> one_sequence_each(const std::vector<Piece>& pieces) {
+  std::vector<Piece> out;
+  for (const Piece& piece : pieces) {
+    for (std::size_t n = 0; n < piece.q_offset.size(); ++n) {
+      if (piece.q_offset.size() == 1) {
+        out.push_back(piece);
+        break;
+      }
+      Piece one = piece;
+      one.q_begin = piece.q_begin + piece.cu_seqlens_q[n];
+      one.q_end = piece.q_begin + piece.cu_seqlens_q[n + 1];
+      one.key_begin = piece.key_begin + piece.cu_seqlens_k[n];
+      one.key_end = piece.key_begin + piece.cu_seqlens_k[n + 1];
+      one.cu_seqlens_q = {0, static_cast<std::int32_t>(one.q_end - one.q_begin)};
+      one.cu_seqlens_k = {0, static_cast<std::int32_t>(one.key_end - one.key_begin)};
+      one.q_offset = {piece.q_offset[n]};
+      one.key_offset = {piece.key_offset[n]};
+      one.max_seqlen_q = one.q_end - one.q_begin;
+      one.max_seqlen_k = one.key_end - one.key_begin;
+      out.push_back(one);
+    }
+  }
+  return out;
+}
+
 }  // namespace heddle::distributed

@@ -13,6 +13,9 @@ bool any_piece(const std::vector<Area>& areas, const Cuts& rows, const Cuts& key
 // Whether each of so many rows is in one of the pieces, so that nothing is merged.
 bool cover_once(const std::vector<Piece>& pieces, std::int64_t rows);
 
+// The same, but for packed sequences, each of which becomes a piece.
+std::vector<Piece> one_sequence_each(const std::vector<Piece>& pieces);
+
 class PieceMaker {
  public:
   // areas outlive this. rows: of the rank.

@@ -53,6 +53,42 @@ void with_the_reason(Communicator& communicator, const Body& body) {
   }
 }
 
+constexpr std::int64_t kMostParts = 8;  // more of them save next to nothing
+
+// Key heads [kv_begin, kv_end) and the query heads of their groups.
+struct Heads {
+  std::int64_t begin, end, kv_begin, kv_end;
+
+  TensorView of(const TensorView& x, int n, bool of_keys = false) const {
+    if (!x.given()) return x;
+    return of_keys ? part(x, n, kv_begin, kv_end) : part(x, n, begin, end);
+  }
+  // Of a bias, or its gradient, which may be the same for all heads.
+  TensorView of_bias(const TensorView& x) const { return x.given() && x.shape[1] > 1 ? of(x, 1) : x; }
+};
+
+// Calls use(call, heads): once for all, or for equal parts of the key heads, one after the other.
+template <class Use>
+void for_each_part(const Call& call, bool chunked, const Use& use) {
+  const std::int64_t kv_heads = call.keys.heads, group = call.heads() / kv_heads;
+  std::int64_t parts = 1;
+  for (std::int64_t n = 2; chunked && n <= kMostParts; ++n) parts = kv_heads % n == 0 ? n : parts;
+  if (parts == 1) return use(call, Heads{0, call.heads(), 0, kv_heads});
+  const std::int64_t size = kv_heads / parts;
+  for (std::int64_t begin = 0; begin < kv_heads; begin += size) {
+    const Heads heads{begin * group, (begin + size) * group, begin, begin + size};
+    const TensorView q = heads.of(call.q, 2), k = heads.of(call.k, 2, true), v = heads.of(call.v, 2, true),
+                     o = heads.of(call.o, 2), lse = heads.of(call.lse, 1);
+    Options options = call.options;
+    options.alibi_slopes = heads.of(options.alibi_slopes, 0);
+    options.sink = heads.of(options.sink, 0);
+    options.bias = heads.of_bias(options.bias);
+    KeyBlock keys = call.keys;
+    keys.heads = size;
+    use(Call{q, k, v, o, lse, options, call.runtime, keys}, heads);
+  }
+}
+
 }  // namespace
 
 RankAttention::RankAttention(const Plan& plan, Communicator& communicator, Scheme scheme) {
@@ -73,7 +109,8 @@ void RankAttention::forward(const TensorView& q, const TensorView& k, const Tens
   const OnStream here(*s.memory, s.communicator, runtime.stream);
   with_the_reason(s.communicator, [&] {
     s.agreement.require(words_of(call, s.plan, s.scheme, s.across, nullptr));
-    s.run->forward(call);
+    for_each_part(call, options.chunked && !heads_move(s.scheme),
+                  [&](const Call& one, const Heads&) { s.run->forward(one); });
   });
 }
 
@@ -89,10 +126,21 @@ void RankAttention::backward(const TensorView& q, const TensorView& k, const Ten
     s.agreement.require(words_of(call, s.plan, s.scheme, s.across, &gradients));
 
     const std::int64_t rows = q.shape[1], H = q.shape[2];
-    const std::span<float> of_keys = s.run->backward(call, {d_o, d_lse, gradients.dq}, dkv);
-    const KeyBlock block = call.gradients();
-    if (gradients.dk.given()) s.memory->copy_rows(block.k(of_keys.data(), rows), gradients.dk, rows);
-    if (gradients.dv.given()) s.memory->copy_rows(block.v(of_keys.data(), rows), gradients.dv, rows);
+    if (gradients.dbias.given()) {
+      s.memory->fill({static_cast<float*>(gradients.dbias.data), static_cast<std::size_t>(gradients.dbias.elements())},
+                     0);
+    }
+    for_each_part(call, options.chunked && !heads_move(s.scheme), [&](const Call& one, const Heads& heads) {
+      const RowGradients of_rows{heads.of(d_o, 2), heads.of(d_lse, 1), heads.of(gradients.dq, 2),
+                                 heads.of_bias(gradients.dbias)};
+      const std::span<float> of_keys = s.run->backward(one, of_rows, dkv);
+      const KeyBlock block = one.gradients();
+      const auto bring = [&](const TensorView& from, const TensorView& to) {
+        if (to.given()) s.memory->copy_rows(from, heads.of(to, 2, true), rows);
+      };
+      bring(block.k(of_keys.data(), rows), gradients.dk);
+      bring(block.v(of_keys.data(), rows), gradients.dv);
+    });
     if (!gradients.dsink.given()) return;
     // Sent from memory of the rank's own, which transports reach.
     const std::span<float> sinks = s.sinks.filled((s.communicator.size() + 1) * H, 0);

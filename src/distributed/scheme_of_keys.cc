@@ -79,6 +79,14 @@ class SchemeOfKeys : public SchemeOfRank {
   std::span<float> backward(const Call& call, const RowGradients& gradients, bool dkv) override;
 
  private:
+  // A bias goes with one sequence at a time.
+  const std::vector<std::vector<Piece>>& steps_of(const Call& call) {
+    if (!call.options.bias.given()) return steps_;
+    if (unpacked_.empty()) {
+      for (const std::vector<Piece>& step : steps_) unpacked_.push_back(one_sequence_each(step));
+    }
+    return unpacked_;
+  }
   int rank_before(int n) const { return (rank_ - n % ranks_ + ranks_) % ranks_; }
   std::string round(const char* what, int step) const {
     return std::string(what) + ", step " + std::to_string(step) + " of " + std::to_string(plan_.ring_hops());
@@ -115,11 +123,12 @@ class SchemeOfKeys : public SchemeOfRank {
   Memory& memory_;
   const Scheme scheme_;
   const int rank_, ranks_;
-  std::vector<std::vector<Piece>> steps_;  // of `ring` one for each rank whose keys come by
-  bool whole_ = false;                     // each row is in one piece: nothing is merged
-  std::int64_t keys_ = 0;                  // in the buffer of `gather` and `needed`
-  std::vector<Moves> got_;                 // of these: from each rank's message to the buffer
-  std::vector<Moves> given_;               // of `needed`: from the rank's rows to the message for each rank
+  std::vector<std::vector<Piece>> steps_;     // of `ring` one for each rank whose keys come by
+  bool whole_ = false;                        // each row is in one piece: nothing is merged
+  std::int64_t keys_ = 0;                     // in the buffer of `gather` and `needed`
+  std::vector<Moves> got_;                    // of these: from each rank's message to the buffer
+  std::vector<Moves> given_;                  // of `needed`: from the rank's rows to the message for each rank
+  std::vector<std::vector<Piece>> unpacked_;  // steps_, for calls with a bias: pieces of one sequence
   CallMemory call_memory_{memory_};
   Buffer sent_keys_{memory_}, came_keys_{memory_}, ordered_keys_{memory_};
   Floats sum_o_{memory_}, sum_lse_{memory_}, part_o_{memory_}, part_lse_{memory_}, row_gradients_{memory_},
@@ -296,10 +305,11 @@ std::span<float> SchemeOfKeys::return_key_gradients(const Call& call, std::span<
 
 void SchemeOfKeys::forward(const Call& call) {
   Calls calls(call.options, call.runtime, call_memory_);
+  const auto& steps = steps_of(call);
   if (scheme_ == Scheme::ring) {
     const Rows sum = new_sum(call);
     pass_keys_round(call, [&](int step, const TensorView& keys, const TensorView& values) {
-      accumulate(calls, steps_[static_cast<std::size_t>(step)], call, sum, keys, values);
+      accumulate(calls, steps[static_cast<std::size_t>(step)], call, sum, keys, values);
     });
     finish(call, sum);
     return;
@@ -307,19 +317,20 @@ void SchemeOfKeys::forward(const Call& call) {
   TensorView keys, values;
   keys_at_once(call, keys, values);
   if (whole_) {
-    for (const Piece& piece : steps_[0]) calls.forward(piece, {call.q, call.o, call.lse}, keys, values, true);
+    for (const Piece& piece : steps[0]) calls.forward(piece, {call.q, call.o, call.lse}, keys, values, true);
     return;
   }
   const Rows sum = new_sum(call);
-  accumulate(calls, steps_[0], call, sum, keys, values);
+  accumulate(calls, steps[0], call, sum, keys, values);
   finish(call, sum);
 }
 
 std::span<float> SchemeOfKeys::backward(const Call& call, const RowGradients& gradients, bool dkv) {
   const std::int64_t rows = plan_.rows(rank_);
   Calls calls(call.options, call.runtime, call_memory_);
+  const auto& steps = steps_of(call);
   const Rows of_rows{call.q, call.o, call.lse};
-  RowGradients row_gradients{gradients.d_o, gradients.d_lse, {}};
+  RowGradients row_gradients{gradients.d_o, gradients.d_lse, {}, gradients.dbias};
   if (gradients.dq.given()) {
     const auto& shape = call.q.shape;
     row_gradients.dq = memory_.view(row_gradients_.filled(call.q.elements(), 0).data(), DType::f32,
@@ -341,7 +352,7 @@ std::span<float> SchemeOfKeys::backward(const Call& call, const RowGradients& gr
     TensorView keys, values;
     keys_at_once(call, keys, values);
     const std::span<float> share = key_gradients_.filled(dkv ? block.elements(keys_) : 0, 0);
-    add(steps_[0], keys, values, share);
+    add(steps[0], keys, values, share);
     if (dkv) {
       complete = scheme_ == Scheme::gather ? gather_key_gradients(call, share) : return_key_gradients(call, share);
     }
@@ -354,9 +365,9 @@ std::span<float> SchemeOfKeys::backward(const Call& call, const RowGradients& gr
     std::span<float> came;
     std::unique_ptr<Transfer> transfer;
     pass_keys_round(call, [&](int step, const TensorView& keys, const TensorView& values) {
-      if (step == 0) return add(steps_[0], keys, values, own);
+      if (step == 0) return add(steps[0], keys, values, own);
       const std::span<float> share = summed->filled(dkv ? block.elements(keys.shape[1]) : 0, 0);
-      add(steps_[static_cast<std::size_t>(step)], keys, values, share);
+      add(steps[static_cast<std::size_t>(step)], keys, values, share);
       if (!dkv) return;
       if (transfer) transfer->wait();  // the sum of the ranks before this one, and the last step's is sent
       memory_.add(share, came);

@@ -72,6 +72,12 @@ inline std::vector<DistributedCase> distributed_cases() {
   // Of two ranks or three some have groups of query heads that are cut.
   add("causal_cut_groups", distributed_case_of(1, 45, 9, 3), causal,
       [](auto& c) { c.sink = true, c.alibi = Alibi::per_head; });
+  add("causal_bias_of_heads", distributed_case_of(2, 61, 4, 2), causal, [](auto& c) {
+    c.bias = {true, false, true, true, true}, c.bias_holes = true;
+  });
+  add("window_bias_sink_f16", distributed_case_of(2, 47, 4, 4, DType::f16), window, [](auto& c) {
+    c.bias = {true, true, false, true, true}, c.bias_f32 = c.sink = true;
+  });
   add("window_sink", distributed_case_of(1, 90, 4, 1), window, [](auto& c) { c.sink = true; });
   add("both_bf16", distributed_case_of(2, 77, 4, 2, DType::bf16), both, as_is);
   add("documents_sink", distributed_case_of(1, 101, 4, 2), documents, [](auto& c) { c.sink = true; });
@@ -135,7 +141,8 @@ class Whole {
     return {v.data, v.dtype, {v.shape[1], v.shape[2]}};
   }
   AttentionGradients packed_gradients() const {
-    return {as_packed(gradients_.dq), as_packed(gradients_.dk), as_packed(gradients_.dv), {}, gradients_.dsink.view()};
+    return {as_packed(gradients_.dq), as_packed(gradients_.dk), as_packed(gradients_.dv), gradients_.dbias.view(),
+            gradients_.dsink.view()};
   }
 
   Mask mask_;
@@ -156,8 +163,18 @@ class Whole {
 
 // A rank's tensors: rows of the whole's, and what it writes.
 struct Share {
-  HostTensor q, k, v, d_o, d_lse, o, lse, dq, dk, dv, dsink;
+  HostTensor q, k, v, d_o, d_lse, bias, o, lse, dq, dk, dv, dsink, dbias;
+
+  distributed::Gradients gradients() const { return {dq.view(), dk.view(), dv.view(), dsink.view(), dbias.view()}; }
 };
+
+// Whether attention over ranks is defined for the case by this order and scheme.
+inline bool is_served(const AttentionCase& spec, const Plan& plan, distributed::Scheme scheme) {
+  const bool striped = plan.problem().order == Order::striped;
+  if (striped && spec.alibi != Alibi::none && plan.ulysses(scheme) < plan.problem().ranks) return false;
+  const bool heads = scheme == distributed::Scheme::ulysses || scheme == distributed::Scheme::two_dimensional;
+  return !spec.bias.given || !(striped || heads);
+}
 
 // Rows `rows` of x [B, S, H, D], or columns of x [B, H, S] where `last`.
 inline HostTensor rows_of(const HostTensor& x, const std::vector<int64_t>& rows, bool last = false) {
@@ -170,6 +187,18 @@ inline HostTensor rows_of(const HostTensor& x, const std::vector<int64_t>& rows,
   for (int64_t n = 0; n < outer * count * width; ++n) {
     const int64_t at = n / (count * width), row = rows[static_cast<std::size_t>(n / width % count)];
     out.set(n, x.get((at * S + row) * width + n % width));
+  }
+  return out;
+}
+
+// Rows `rows` of a bias [B or 1, H or 1, S, S].
+inline HostTensor rows_of_bias(const HostTensor& x, const std::vector<int64_t>& rows) {
+  const TensorView& v = x.view();
+  const int64_t S = v.shape[2], count = std::ssize(rows);
+  HostTensor out = HostTensor::input(v.dtype, {v.shape[0], v.shape[1], count, S});
+  for (int64_t n = 0; n < out.elements(); ++n) {
+    const int64_t at = n / (count * S), row = rows[static_cast<std::size_t>(n / S % count)];
+    out.set(n, x.get((at * S + row) * S + n % S));
   }
   return out;
 }
@@ -205,6 +234,11 @@ inline Share share_of(const CaseData& data, const Plan& plan, int rank) {
   s.dk = HostTensor::output(spec.dtype, {spec.B, count, spec.Hkv, spec.D});
   s.dv = HostTensor::output(DType::f32, {spec.B, count, spec.Hkv, spec.Dv});
   if (spec.sink) s.dsink = HostTensor::output(DType::f32, {spec.H});
+  if (spec.bias.given) {
+    s.bias = rows_of_bias(data.bias, rows);
+    const auto& shape = s.bias.view().shape;
+    s.dbias = HostTensor::output(DType::f32, {shape[0], shape[1], shape[2], shape[3]});
+  }
   return s;
 }
 
@@ -212,15 +246,16 @@ inline void expect_same_bits(const std::vector<Share>& shares, const std::vector
   for (std::size_t rank = 0; rank < shares.size(); ++rank) {
     const Share &a = shares[rank], &b = again[rank];
     EXPECT_TRUE(a.o.same_bits(b.o) && a.lse.same_bits(b.lse) && a.dq.same_bits(b.dq) && a.dk.same_bits(b.dk) &&
-                a.dv.same_bits(b.dv) && (!a.dsink.given() || a.dsink.same_bits(b.dsink)))
+                a.dv.same_bits(b.dv) && (!a.dsink.given() || a.dsink.same_bits(b.dsink)) &&
+                (!a.dbias.given() || a.dbias.same_bits(b.dbias)))
         << "rank " << rank;
   }
 }
 
 inline void expect_whole(const Whole& whole, const Plan& plan, const std::vector<Share>& shares) {
   const int64_t S = whole.data.spec.Sq;
-  std::vector<double> o(whole.exact.o.size()), lse(whole.exact.lse.size()), dq(whole.exact_gradients.dq.size()),
-      dk(whole.exact_gradients.dk.size()), dv(whole.exact_gradients.dv.size());
+  std::vector<double> dbias(whole.exact_gradients.dbias.size()), o(whole.exact.o.size()), lse(whole.exact.lse.size()),
+      dq(whole.exact_gradients.dq.size()), dk(whole.exact_gradients.dk.size()), dv(whole.exact_gradients.dv.size());
   for (int rank = 0; rank < plan.problem().ranks; ++rank) {
     const Share& s = shares[static_cast<std::size_t>(rank)];
     const std::vector<int64_t> rows = rows_of_rank(plan, rank);
@@ -229,6 +264,10 @@ inline void expect_whole(const Whole& whole, const Plan& plan, const std::vector
     put_rows(s.dq, rows, S, dq);
     put_rows(s.dk, rows, S, dk);
     put_rows(s.dv, rows, S, dv);
+    for (int64_t n = 0; s.dbias.given() && n < s.dbias.elements(); ++n) {
+      const int64_t count = std::ssize(rows), at = n / (count * S), row = rows[static_cast<std::size_t>(n / S % count)];
+      dbias[static_cast<std::size_t>((at * S + row) * S + n % S)] = s.dbias.get(n);
+    }
   }
   const auto expect = [](const char* name, const std::vector<double>& found, const std::vector<double>& exact,
                          const PlainTensor& plain, DType dtype, double factor) {
@@ -240,6 +279,9 @@ inline void expect_whole(const Whole& whole, const Plan& plan, const std::vector
   expect("dq", dq, whole.exact_gradients.dq, whole.plain_gradients.dq, spec.dtype, whole.factor);
   expect("dk", dk, whole.exact_gradients.dk, whole.plain_gradients.dk, spec.dtype, whole.factor);
   expect("dv", dv, whole.exact_gradients.dv, whole.plain_gradients.dv, DType::f32, whole.factor);
+  if (shares[0].dbias.given()) {
+    expect("dbias", dbias, whole.exact_gradients.dbias, whole.plain_gradients.dbias, DType::f32, whole.factor);
+  }
   if (spec.sink) {
     // It has a sum over all rows of exp(sink - lse) times delta. The plain computation has exact o and lse, rounded
     // once; ranks have their own, which every merge rounds.

@@ -75,6 +75,24 @@ TEST(DistributedRefusals, SayWhatAndWhy) {
   EXPECT_EQ(refusals(striped, [&](Share&, auto& options) { options.alibi_slopes = four.view(); }).back(),
             "[distributed.forward] alibi_slopes are given and the plan's order is striped: its rows stand for several "
             "positions each, which ALiBi is not about");
+  const HostTensor bias = HostTensor::input(DType::f32, {1, 1, 5, 10}),
+                   narrow = HostTensor::input(DType::f32, {1, 1, 5, 9});
+  const auto with_bias = [&](const Problem& of, const HostTensor& x, Scheme scheme) {
+    return refusals(
+               of, [&](Share&, auto& options) { options.bias = x.view(); }, {}, scheme)
+        .back();
+  };
+  EXPECT_EQ(
+      with_bias(problem, narrow, Scheme::gather),
+      "[distributed.forward] bias is [1, 1, 5, 9]: it must be [B or 1, H or 1, rows, S], [1 or 1, 4 or 1, 5, 10]");
+  EXPECT_EQ(with_bias(problem, bias, Scheme::ulysses),
+            "[distributed.forward] bias is given and the scheme is ulysses: it must be gather, ring or needed");
+  Problem documents = problem;
+  documents.cu_seqlens = {0, 4, 10};
+  for (const Problem& of : {striped, documents}) {
+    EXPECT_EQ(with_bias(of, bias, Scheme::gather),
+              "[distributed.forward] bias is given: the plan must have one document, in runs of rows");
+  }
   const auto communicators = distributed::thread_communicators(3, kTimeout);
   const Plan plan(problem);
   try {
@@ -141,6 +159,16 @@ TEST(DistributedRefusals, GradientsThatNoGpuHas) {
   EXPECT_EQ(said([&] { RankAttention(plan, on_gpu, Scheme::gather).backward(q, q, q, q, lse, q, {}, {}); }),
             "[distributed.backward] the plan's order is striped, its rows stand 4 positions apart and a window has 3: "
             "gradients on a GPU take one that is no narrower");
+  std::vector<float> plane(3 * 12);
+  TensorView bias{plane.data(), DType::f32, {1, 1, 3, 12}};
+  bias.device = Device::cuda;
+  const Plan causal({.rows = 12, .ranks = 4, .causal = Causal::top_left});
+  EXPECT_EQ(said([&] {
+              RankAttention(causal, on_gpu, Scheme::gather)
+                  .backward(q, q, q, q, lse, q, {}, {.dq = {}, .dk = {}, .dv = {}, .dsink = {}, .dbias = bias},
+                            {.bias = bias});
+            }),
+            "[distributed.backward] dbias is given: pieces on a GPU have no gradient of a bias");
 }
 
 TEST(DistributedRefusals, RanksThatDisagreeAreToldOnEveryRank) {

@@ -41,10 +41,12 @@ Share run(const CaseData& data, const Plan& plan, Scheme scheme) {
   options.softcap = data.spec.softcap;
   options.alibi_slopes = data.alibi.view();
   options.sink = data.sink.view();
+  options.bias = s.bias.view();
+  options.chunked = plan.problem().order == Order::zigzag;
   RankAttention attention(plan, job(), scheme);
   attention.forward(s.q.view(), s.k.view(), s.v.view(), s.o.view(), s.lse.view(), options);
   attention.backward(s.q.view(), s.k.view(), s.v.view(), s.o.view(), s.lse.view(), s.d_o.view(), s.d_lse.view(),
-                     {s.dq.view(), s.dk.view(), s.dv.view(), s.dsink.view()}, options);
+                     s.gradients(), options);
   for (const HostTensor* x : {&s.o, &s.lse, &s.dq, &s.dk, &s.dv}) EXPECT_EQ(x->damage(), "");
   return s;
 }
@@ -55,7 +57,7 @@ std::vector<Share> gathered(const CaseData& data, const Plan& plan, const Share&
   for (int rank = 0; rank < job().size(); ++rank) {
     if (job().rank() != 0 && job().rank() != rank) continue;
     Share there = rank == job().rank() ? own : share_of(data, plan, rank);
-    for (HostTensor* x : {&there.o, &there.lse, &there.dq, &there.dk, &there.dv, &there.dsink}) {
+    for (HostTensor* x : {&there.o, &there.lse, &there.dq, &there.dk, &there.dv, &there.dsink, &there.dbias}) {
       if (rank == 0 || !x->given()) continue;
       std::vector<double> values = x->values();
       const std::span<std::byte> bytes = std::as_writable_bytes(std::span(values));
@@ -87,7 +89,7 @@ TEST_P(DistributedOverMpi, IsOneProcess) {
       Problem problem = problem_of(c, ranks, order);
       if (ranks == 8) problem.ulysses = order == Order::zigzag ? 2 : 4;
       const Plan plan(problem);
-      if (order == Order::striped && c.spec.alibi != Alibi::none && plan.ulysses(scheme) < ranks) continue;
+      if (!is_served(c.spec, plan, scheme)) continue;
       together([&] {
         const Share own = run(data, plan, scheme);
         expect_same_bits({own}, {run(data, plan, scheme)});

@@ -70,6 +70,8 @@ def cases():
         Case("cut_groups_sink_alibi", 45, dict(causal="top_left"), heads=(9, 3), sink=True, alibi=True),
         Case("bias_of_heads", 61, dict(causal="top_left"), batch=2, bias=(1, 4)),
         Case("bias_of_all_sink", 47, dict(window=(20, 3), order="contiguous"), batch=2, bias=(2, 1), sink=True, dtype=torch.float16),
+        Case("bias_window_zigzag", 77, dict(causal="top_left", window=(13, 0)), bias=(1, 4)),
+        Case("bias_balanced", 90, dict(causal="top_left", window=(30, 0), order="balanced"), bias=(1, 1)),
         Case("fewer_rows_than_ranks", 1, dict(causal="top_left"), sink=True),
     ]  # fmt: skip
 

@@ -213,6 +213,8 @@ def begun(
     if chosen in ("ulysses", "2d"):
         return HeadsForRows(ranks, plan, ulysses, across, options, chunked, q.device)
     layout = layout_of(plan, ranks.rank, chosen, q.device)
+    if bias is not None:
+        layout = layout.unpacked()
     if room:
         return KeysByCopies(ranks, layout, chosen, options, chunked, peers_of(ranks, q.device, room))
     kind = KeysInARing if chosen == "ring" else KeysToRows

@@ -25,7 +25,8 @@ class Piece(NamedTuple):
     """Rows [q_begin, q_end) of a rank's against keys [key_begin, key_end) of a buffer: one call of attention.
 
     options: of the call. aligned: the same without offsets, which some kernels are faster without, where each sequence's last row stands at
-    its last key or positions say nothing; not beside ALiBi and a bias. first: no piece before it has any of these rows.
+    its last key or positions say nothing; not beside ALiBi and a bias. first: no piece before it has any of these rows. sequences: of packed
+    ones each as a piece of its own, else none.
     """
 
     rows: slice
@@ -33,6 +34,7 @@ class Piece(NamedTuple):
     options: dict[str, Any]
     aligned: dict[str, Any]
     first: bool
+    sequences: tuple[Piece, ...] = ()
 
     def options_beside(self, options: dict[str, Any], undisturbed: bool = False) -> dict[str, Any]:
         """Of a call with these others. undisturbed: no exchange's kernel runs meanwhile."""
@@ -57,24 +59,32 @@ class Piece(NamedTuple):
 def _piece(items: Any, device: torch.device) -> Piece:
     (q_begin, q_end, key_begin, key_end, causal, left, right, q_step, key_step, *numbers, max_q, max_k, first) = items
     window = (left, right)
+    common = dict(causal=CAUSAL_NAMES[causal], window=window, q_step=q_step, key_step=key_step)
     cu_q, cu_k, q_offset, key_offset = (np.frombuffer(x, np.int32) for x in numbers)
     sequences: dict[str, Any] = {}
     offsets: dict[str, Any]
+    alone: list[Piece] = []
     if len(q_offset) > 1:
         sequences = dict(cu_seqlens_q=_int32(cu_q, device), cu_seqlens_k=_int32(cu_k, device))
         sequences |= dict(max_seqlen_q=max_q, max_seqlen_k=max_k)
         lengths_q, lengths_k = np.diff(cu_q), np.diff(cu_k)
+        for n, (q_at, key_at) in enumerate(zip(q_offset.tolist(), key_offset.tolist())):
+            rows, keys = (
+                (begin + int(cu[n]), begin + int(cu[n + 1])) for begin, cu in ((q_begin, cu_q), (key_begin, cu_k))
+            )
+            places = common | {"q_offset": q_at, "key_offset": key_at}
+            alone.append(Piece(slice(*rows), slice(*keys), places, places, first))
         offsets = {"q_offset": _int32(q_offset, device), "key_offset": _int32(key_offset, device)}
     else:
         lengths_q, lengths_k = q_end - q_begin, key_end - key_begin
         offsets = {"q_offset": int(q_offset[0]), "key_offset": int(key_offset[0])}
-    options = dict(causal=CAUSAL_NAMES[causal], window=window, q_step=q_step, key_step=key_step) | offsets | sequences
+    options = common | offsets | sequences
     aligned = options
     if not causal and window == (-1, -1):
         aligned = dict(causal="none") | sequences
     elif causal and q_step == key_step == 1 and np.all(q_offset + lengths_q == key_offset + lengths_k):
         aligned = dict(causal="bottom_right", window=window) | sequences
-    return Piece(slice(q_begin, q_end), slice(key_begin, key_end), options, aligned, first)
+    return Piece(slice(q_begin, q_end), slice(key_begin, key_end), options, aligned, first, tuple(alone))
 
 
 class HeadShare(NamedTuple):
@@ -186,6 +196,12 @@ class Layout(NamedTuple):
     most_shared: int = 0
     most_early: int = 0
     splits_keys: bool = False
+
+    def unpacked(self) -> Layout:
+        """Each sequence of a piece is a piece of its own, as a bias needs it."""
+        return self._replace(
+            steps=[[one for piece in step for one in piece.sequences or (piece,)] for step in self.steps]
+        )
 
     def on(self, device: torch.device) -> Layout:
         """What is exchanged by index is there."""
