@@ -2,12 +2,14 @@
 // validate_record_test.cc has what becomes of it.
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <functional>
 #include <string>
 #include <vector>
 
 #include "gpu/validate_calls.h"
 #include "heddle/int4_cache.h"
+#include "heddle/kv_cache.h"
 #include "heddle/nsa.h"
 #include "heddle/sparse.h"
 #include "heddle/transformer_block.h"
@@ -305,6 +307,47 @@ TEST(GpuValidate, AppendsAloneAndWithAttention) {
   call.v_new = HostTensor::input(DType::f16, {2, 1, 1, 64});
   call.causal = Causal::bottom_right;
   expect_same([&](Side& side) { call.attend(side); });
+}
+
+// A step of native sparse attention, which no CPU has: its lengths are read as an append's, whose words these are.
+TEST(GpuValidate, StepsOfNativeSparseAttention) {
+  constexpr std::int64_t kHeads = 16, kBlock = 16;
+  const auto zeros = [](std::vector<std::int64_t> shape) { return HostTensor::input(DType::f16, std::move(shape)); };
+  struct Mistake {
+    std::vector<std::int64_t> lengths, table;  // pages of 16 keys; none: a cache of 32
+  };
+  for (const auto& [lengths, table] : {Mistake{{0, 32}, {}}, Mistake{{-1, 31}, {}}, Mistake{{3, kMost}, {}},
+                                       Mistake{{0, 32}, {0, 1, 2, 3}}, Mistake{{15, 16}, {0, 1, 2, 4}}}) {
+    const std::int64_t caches = table.empty() ? 2 : 4, rows = table.empty() ? 32 : 16;
+    const HostTensor q = zeros({2, 1, kHeads, 64}), k_new = zeros({2, 1, 1, 64}), v_new = zeros({2, 1, 1, 64}),
+                     k = zeros({caches, rows, 1, 64}), v = zeros({caches, rows, 1, 64}),
+                     k_pooled = zeros({caches, rows / kBlock, 1, 64}), v_pooled = zeros({caches, rows / kBlock, 1, 64}),
+                     gate = zeros({2, 1, kHeads}), out = HostTensor::output(DType::f16, {2, 1, kHeads, 64}),
+                     held = ints(lengths), pages = table.empty() ? HostTensor() : ints(table, {2, 2});
+    std::string expected = thrown_by([&](Side& side) {
+      append_kv_cache(side(k_new), side(v_new), side(k), side(v), side(held), {.page_table = side(pages)}, {});
+    });
+    for (const auto& [of_append, of_step] :
+         {std::pair{"append_kv_cache", "nsa_step"}, {"seqlens", "lengths"}, {"k_cache", "cache.k"}}) {
+      for (std::size_t at = 0; (at = expected.find(of_append, at)) != std::string::npos; at += std::strlen(of_step)) {
+        expected.replace(at, std::strlen(of_append), of_step);
+      }
+    }
+    SCOPED_TRACE(expected);
+    EXPECT_EQ(expected.find("[nsa_step] "), 0u);
+    Side gpu(Device::cuda);
+    const NsaCache cache{gpu(k), gpu(v), gpu(k_pooled), gpu(v_pooled), gpu(held), gpu(pages)};
+    const NsaGates gates{gpu(gate), gpu(gate), {}};
+    const TensorView q_ = gpu(q), k_ = gpu(k_new), v_ = gpu(v_new), out_ = gpu(out);
+    const NsaStepOptions options{.scale = {}, .block_size = kBlock, .block_count = 4};
+    if (explain_nsa_step(q_, k_, v_, cache, gates, out_, options).empty() ||
+        !explain_nsa_step(q_, k_, v_, cache, gates, out_, options).front().supported) {
+      GTEST_SKIP() << "no GPU that has steps of native sparse attention";
+    }
+    nsa_step(q_, k_, v_, cache, gates, out_, options,
+             gpu.with([&] { return nsa_step_workspace(q_, k_, v_, cache, gates, out_, options); }));
+    EXPECT_EQ(last_error(gpu.stream().get()), expected);
+  }
 }
 
 TEST(GpuValidate, Rotations) {
