@@ -48,9 +48,10 @@ struct NcclOptions {
 // Throws Error on a bad argument, RuntimeError where NCCL fails.
 std::unique_ptr<Communicator> nccl_communicator(const NcclId& id, int size, int rank, const NcclOptions& options = {});
 // The same of an ncclComm_t of the current GPU, which the caller keeps, destroys afterwards, and does not use beside a
-// call. NcclOptions::multiprocessors was chosen when it was made, and is 0 here. It should have been made with blocking
-// 0: else the first exchange of two ranks may wait for one that is lost inside of NCCL, which no timeout ends. Where an
-// exchange has failed it is the caller's to abort; with host_waits ncclCommAbort() has been called on it: it is gone.
+// call or while an exchange is on its way. NcclOptions::multiprocessors was chosen when it was made, and is 0 here. It
+// should have been made with blocking 0: else the first exchange of two ranks may wait for one that is lost inside of
+// NCCL, which no timeout ends. Where an exchange has failed it is the caller's to abort; with host_waits
+// ncclCommAbort() has been called on it: it is gone.
 std::unique_ptr<Communicator> nccl_communicator(void* comm, const NcclOptions& options = {});
 
 }  // namespace heddle::distributed

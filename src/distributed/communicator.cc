@@ -65,6 +65,7 @@ void Communicator::all_gather(std::span<const std::byte> part, std::span<const s
 void Communicator::all_gather_on_host(std::span<const std::byte> part, std::span<const std::span<std::byte>> parts,
                                       const Purpose& purpose) {
   if (device() == Device::cpu) return all_gather(part, parts, purpose);
+  throw_if_failed();  // rather than what CUDA says then
   const MessageMemory memory(*this);
   std::size_t bytes = 0;
   for (const std::span<std::byte> one : parts) bytes += one.size();

@@ -133,6 +133,7 @@ std::vector<Piece> one_sequence_each(const std::vector<Piece>& pieces) {
       Piece one = piece;
       one.q_begin = piece.q_begin + piece.cu_seqlens_q[n];
       one.q_end = piece.q_begin + piece.cu_seqlens_q[n + 1];
+      if (one.q_begin == one.q_end) continue;
       one.key_begin = piece.key_begin + piece.cu_seqlens_k[n];
       one.key_end = piece.key_begin + piece.cu_seqlens_k[n + 1];
       one.cu_seqlens_q = {0, static_cast<std::int32_t>(one.q_end - one.q_begin)};

@@ -161,7 +161,7 @@ def check_under_load(rank, ranks):
         whole = [torch.randn(1, rows, h, 128).to(DEVICE, torch.bfloat16) for h in (*heads, heads[1], heads[0])]
         leaves = [hd.shard(x, plan, rank).requires_grad_() for x in whole[:3]]
         weight = hd.shard(whole[3], plan, rank)
-        for scheme in ("gather", "needed"):
+        for scheme in ("gather", "needed", "ring"):
             for by, group in groups.items():
 
                 def call(plan=plan, leaves=leaves, weight=weight, scheme=scheme, by=by, group=group, **options):

@@ -40,6 +40,8 @@ def test_weights(format):
 def test_modules():
     layer = heddle.nn.Linear.from_linear(torch.nn.Linear(64, 16, device="cpu"), "fp8_row")
     assert layer(on_cpu(3, 64)).shape == (3, 16)
+    whole = torch.nn.Linear(8, 6, device="cpu")
+    assert torch.equal(heddle.nn.ColumnParallelLinear(whole).weight, whole.weight)
     block = heddle.nn.TransformerBlock(64, 4, 96, causal="top_left", device="cpu")
     block.qkv.quantize("nvfp4")
     assert block(on_cpu(1, 5, 64)).isfinite().all()

@@ -230,7 +230,7 @@ def test_heads_go_in_parts_where_there_is_work_for_them():
         (3e10, False, 4),
         (1e12, False, 8),
     ):
-        layout = Layout([0], [], True, 0, [], pairs=pairs)
+        layout = Layout([0, 0], [], True, 0, [], pairs=pairs)
         most = parts_for_memory(layout, q, k, k, FORWARD, chunked)
         parts = parts_of_heads(q, k, count_of_parts(k, most))
         assert len(parts) == count, (pairs, chunked, most)

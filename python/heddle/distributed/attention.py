@@ -214,7 +214,7 @@ def begun(
         return HeadsForRows(ranks, plan, ulysses, across, options, chunked, q.device)
     layout = layout_of(plan, ranks.rank, chosen, q.device)
     if bias is not None:
-        layout = layout.unpacked()
+        layout = plan._keep(("unpacked", chosen, ranks.rank, q.device), layout.unpacked)
     if room:
         return KeysByCopies(ranks, layout, chosen, options, chunked, peers_of(ranks, q.device, room))
     kind = KeysInARing if chosen == "ring" else KeysToRows
@@ -360,19 +360,18 @@ class _Attention(torch.autograd.Function):
     def forward(ctx: Any, q: Any, k: Any, v: Any, sink: Any, bias: Any, call: KeysToRows | HeadsForRows) -> Any:
         ctx.set_materialize_grads(False)
         out, lse = call.forward(q, k, v, sink)
-        ctx.save_for_backward(
-            q, k, v, sink, out, lse, bias
-        )  # the call has the bias; torch sees here whether it was changed
+        ctx.save_for_backward(q, k, v, sink, bias, out, lse)
+        call.options["bias"] = None  # kept by torch alone
         ctx.call = call
         return out, lse
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_o: Any, d_lse: Any) -> Any:
-        q, k, v, sink, out, lse, _ = ctx.saved_tensors
+        q, k, v, sink, bias, out, lse = ctx.saved_tensors
+        asked = dict(wants_bias=ctx.needs_input_grad[4], wants_sink=ctx.needs_input_grad[3])
         with on_device_of(q):
-            wanted = ctx.needs_input_grad
-            found = gradients(ctx.call, q, k, v, sink, out, lse, d_o, d_lse, wants_bias=wanted[4], wants_sink=wanted[3])
+            found = gradients(ctx.call, q, k, v, sink, bias, out, lse, d_o, d_lse, **asked)
         return (*(x if needed else None for x, needed in zip(found, ctx.needs_input_grad)), None)
 
 
@@ -382,6 +381,7 @@ def gradients(
     k: torch.Tensor,
     v: torch.Tensor,
     sink: torch.Tensor | None,
+    bias: torch.Tensor | None,
     out: torch.Tensor,
     lse: torch.Tensor,
     d_o: torch.Tensor | None,
@@ -391,17 +391,20 @@ def gradients(
     wants_sink: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """dq, dk and dv in the operands' dtype, dsink, and dbias."""
-    d_o, bias = torch.zeros_like(out) if d_o is None else d_o, call.options["bias"]
-    dbias = torch.zeros(bias.shape, device=q.device) if wants_bias else None
+    d_o = torch.zeros_like(out) if d_o is None else d_o
+    dbias = torch.zeros(bias.shape, device=q.device) if wants_bias and bias is not None else None
     rows = RowGradients(q, out, lse, d_o, d_lse, call.room_for_dq(q), dbias)
     dk, dv = k.new_empty(k.shape), v.new_empty(v.shape)
+    # In float32 where its gradient is summed over pieces and heads: a piece's has the bias's dtype.
+    call.options["bias"] = bias if bias is None or dbias is None else bias.float()
     call.backward(rows, k, v, sink, dk, dv)
+    call.options["bias"] = None
     dsink = None
     if wants_sink:
         assert sink is not None
         dsink = torch.zeros_like(sink)
         if q.shape[0] * q.shape[1] > 0:  # of the rows as a whole, whichever keys
             of_rows = (q, k[:, :0], v[:, :0], out, lse, rows.d_o, d_lse)
-            attention_backward(*of_rows, dsink=dsink, merged=True, sink=sink, **call.options | {"bias": None})
+            attention_backward(*of_rows, dsink=dsink, merged=True, sink=sink, **call.options)
         dsink = call.ranks.all_reduce(dsink, "gradient of the sink summed")
-    return rows.dq.to(q.dtype), dk, dv, dsink, None if dbias is None else dbias.to(bias.dtype)
+    return rows.dq.to(q.dtype), dk, dv, dsink, None if bias is None or dbias is None else dbias.to(bias.dtype)

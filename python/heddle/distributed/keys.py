@@ -84,7 +84,7 @@ def parts_for_memory(
 ) -> float:
     """In how many parts of the heads a call is to go at most, so that it takes less memory."""
     work = of_pass * layout.pairs * q.shape[0] * q.shape[2] * (k.shape[3] + v.shape[3])
-    return MOST_PARTS if chunked else min(work / LEAST_WORK, MOST_PARTS)
+    return MOST_PARTS if chunked and len(layout.lengths) > 1 else min(work / LEAST_WORK, MOST_PARTS)
 
 
 def count_of_parts(k: torch.Tensor, most: float) -> int:

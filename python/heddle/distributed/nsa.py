@@ -28,7 +28,7 @@ from .sparse import (
     one_sequence,
     over_lists,
     position_of,
-    refuse_capture,
+    refuse_on_gpu,
     rows_of,
 )
 
@@ -78,7 +78,7 @@ def parallel_nsa(
       group, timeout: as of ``heddle.distributed.attention``.
 
     Returns:
-      [B, rows, HQ, Dv] of q's dtype. Branches are summed in float32 and rounded once.
+      [B, rows, HQ, Dv] of q's dtype. Branches are summed in float32 and rounded once; on GPUs the selected one has been rounded before.
 
     Raises:
       ValueError, TypeError: a bad argument, before anything is sent; the message names it, its value and the rule. Also, on every rank,
@@ -96,11 +96,11 @@ def parallel_nsa(
             "is causal, and says its window itself"
         )
     ranks = Ranks(_NAME, plan, group, timeout)
-    refuse_capture(_NAME, q)
     if _check(q, k, v, _NAME):
         raise ValueError(f"[{_NAME}] q is {list(q.shape)}: it must be [B, rows, HQ, D]")
     _check_rows(q, k, v, plan, ranks.rank, False, _NAME)
     count = checks.integer(_NAME, "block_counts", block_counts, 0)
+    refuse_on_gpu(_NAME, q, v, count)
     window = checks.integer(_NAME, "window_size", window_size, 0)
     if block_size not in BLOCK_SIZES:
         raise ValueError(f"[{_NAME}] block_size is {block_size}: it must be 16, 32, 64 or 128")

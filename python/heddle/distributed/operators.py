@@ -99,7 +99,7 @@ def _backward_kernel(
         how = (scheme, scale, softcap, deterministic, chunked, timeout, wanted, wants_bias, wants_sink)
         call = begun(q, k, v, sink, alibi_slopes, bias, plan_of(plan), group_of(group), *how)
         asked = dict(wants_bias=wants_bias, wants_sink=wants_sink)
-        dq, dk, dv, dsink, dbias = gradients(call, q, k, v, sink, o, lse, d_o, d_lse, **asked)
+        dq, dk, dv, dsink, dbias = gradients(call, q, k, v, sink, bias, o, lse, d_o, d_lse, **asked)
         dsink = q.new_empty(0, dtype=torch.float32) if dsink is None else dsink
         return dq, dk, dv, dsink, q.new_empty(0) if dbias is None else dbias
 

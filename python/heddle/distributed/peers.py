@@ -33,7 +33,6 @@ def reach_each_other(ranks: Ranks, device: torch.device) -> bool:
     once, by an exchange."""
     if ranks.group is None or ranks.size == 1 or device.type != "cuda" or ranks.backend(device) != "nccl":
         return False
-    _require_device_of(ranks, device)
     found = _served.get(ranks.group)
     if found is None:
         if torch.cuda.is_current_stream_capturing():
@@ -51,6 +50,8 @@ def reach_each_other(ranks: Ranks, device: torch.device) -> bool:
         # Of two GPUs one may reach the other and not be reached.
         found = all(each[0] for each in ranks.compared("places of ranks", [int(found)], device))
         _served[ranks.group] = found
+    if found:
+        _require_device_of(ranks, device)
     return found
 
 

@@ -25,8 +25,8 @@ class Piece(NamedTuple):
     """Rows [q_begin, q_end) of a rank's against keys [key_begin, key_end) of a buffer: one call of attention.
 
     options: of the call. aligned: the same without offsets, which some kernels are faster without, where each sequence's last row stands at
-    its last key or positions say nothing; not beside ALiBi and a bias. first: no piece before it has any of these rows. sequences: of packed
-    ones each as a piece of its own, else none.
+    its last key or positions say nothing; not beside ALiBi and a bias. first: no piece before it has any of these rows. numbers: of the
+    sequences, int32 [n + 1], [n + 1], [n], [n] on the host: where rows and keys of each begin, and the offsets.
     """
 
     rows: slice
@@ -34,13 +34,30 @@ class Piece(NamedTuple):
     options: dict[str, Any]
     aligned: dict[str, Any]
     first: bool
-    sequences: tuple[Piece, ...] = ()
+    numbers: tuple[Any, Any, Any, Any]
 
     def options_beside(self, options: dict[str, Any], undisturbed: bool = False) -> dict[str, Any]:
         """Of a call with these others. undisturbed: no exchange's kernel runs meanwhile."""
         alibi, bias = options["alibi_slopes"], options["bias"]
         places = self.aligned if undisturbed and alibi is None and bias is None else self.options
         return options | places | {"bias": None if bias is None else bias[:, :, self.rows]}
+
+    def alone(self) -> Iterator[Piece]:
+        """Each sequence as a piece of its own."""
+        if "cu_seqlens_q" not in self.options:
+            yield self
+            return
+        cu_q, cu_k, q_offset, key_offset = self.numbers
+        common = {name: self.options[name] for name in ("causal", "window", "q_step", "key_step")}
+        for n, (q_at, key_at) in enumerate(zip(q_offset.tolist(), key_offset.tolist())):
+            if cu_q[n] == cu_q[n + 1]:
+                continue
+            rows, keys = (
+                slice(of.start + int(cu[n]), of.start + int(cu[n + 1]))
+                for of, cu in ((self.rows, cu_q), (self.keys, cu_k))
+            )
+            places = common | {"q_offset": q_at, "key_offset": key_at}
+            yield Piece(rows, keys, places, places, self.first, self.numbers)
 
     def calls(self, batch: int) -> Iterator[Where]:
         """Which sequences of a batch go into one call: all, or each by itself where the piece's are packed."""
@@ -63,17 +80,10 @@ def _piece(items: Any, device: torch.device) -> Piece:
     cu_q, cu_k, q_offset, key_offset = (np.frombuffer(x, np.int32) for x in numbers)
     sequences: dict[str, Any] = {}
     offsets: dict[str, Any]
-    alone: list[Piece] = []
     if len(q_offset) > 1:
         sequences = dict(cu_seqlens_q=_int32(cu_q, device), cu_seqlens_k=_int32(cu_k, device))
         sequences |= dict(max_seqlen_q=max_q, max_seqlen_k=max_k)
         lengths_q, lengths_k = np.diff(cu_q), np.diff(cu_k)
-        for n, (q_at, key_at) in enumerate(zip(q_offset.tolist(), key_offset.tolist())):
-            rows, keys = (
-                (begin + int(cu[n]), begin + int(cu[n + 1])) for begin, cu in ((q_begin, cu_q), (key_begin, cu_k))
-            )
-            places = common | {"q_offset": q_at, "key_offset": key_at}
-            alone.append(Piece(slice(*rows), slice(*keys), places, places, first))
         offsets = {"q_offset": _int32(q_offset, device), "key_offset": _int32(key_offset, device)}
     else:
         lengths_q, lengths_k = q_end - q_begin, key_end - key_begin
@@ -84,7 +94,9 @@ def _piece(items: Any, device: torch.device) -> Piece:
         aligned = dict(causal="none") | sequences
     elif causal and q_step == key_step == 1 and np.all(q_offset + lengths_q == key_offset + lengths_k):
         aligned = dict(causal="bottom_right", window=window) | sequences
-    return Piece(slice(q_begin, q_end), slice(key_begin, key_end), options, aligned, first, tuple(alone))
+    return Piece(
+        slice(q_begin, q_end), slice(key_begin, key_end), options, aligned, first, (cu_q, cu_k, q_offset, key_offset)
+    )
 
 
 class HeadShare(NamedTuple):
@@ -199,9 +211,7 @@ class Layout(NamedTuple):
 
     def unpacked(self) -> Layout:
         """Each sequence of a piece is a piece of its own, as a bias needs it."""
-        return self._replace(
-            steps=[[one for piece in step for one in piece.sequences or (piece,)] for step in self.steps]
-        )
+        return self._replace(steps=[[one for piece in step for one in piece.alone()] for step in self.steps])
 
     def on(self, device: torch.device) -> Layout:
         """What is exchanged by index is there."""
@@ -385,4 +395,6 @@ class RowGradients(NamedTuple):
                     **call,
                 )
             if self.dbias is not None and dbias is not None:
-                self.dbias[:, :, piece.rows] += dbias  # 0 in columns of other keys
+                first = call["key_offset"]
+                columns = slice(first, first + piece.keys.stop - piece.keys.start)  # 0 in all others
+                self.dbias[:, :, piece.rows, columns] += dbias[..., columns]

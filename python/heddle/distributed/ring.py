@@ -82,7 +82,10 @@ class KeysInARing(KeysToRows):
         parts = self.head_parts(q, k, v, FORWARD)
         block = _Block(k.shape[0], k.shape[2] // len(parts), k.shape[3], v.shape[3])
         rooms = self._rooms(block, k.shape[1], k)
-        o, lse = q.new_empty(*q.shape[:3], v.shape[3]), torch.empty(q.shape[0], q.shape[2], q.shape[1], device=q.device)
+        o, lse = q.new_empty(0), q.new_empty(0)
+        if len(parts) > 1:
+            o = q.new_empty(*q.shape[:3], v.shape[3])
+            lse = torch.empty(q.shape[0], q.shape[2], q.shape[1], device=q.device)
         for part in parts:
             q_part, options = q[:, :, part.heads], self._options_of(part, None)
             total = Sum(q_part, v.shape[3])

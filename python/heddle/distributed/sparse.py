@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 _NAME = "distributed.sparse_attention"
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 BLOCK_SIZES = (16, 32, 64, 128)
+_MOST_ENTRIES = 1024  # of a list, on GPUs
 
 
 @overload
@@ -128,7 +129,7 @@ def sparse_attention(
         )
     _check_rows(q, k, v, plan, ranks.rank, False, _NAME)
     _check_heads(sink, "sink", q, _NAME)
-    refuse_capture(_NAME, q)
+    refuse_on_gpu(_NAME, q, v, blocks.shape[-1] if offsets is None else 0, masks)
     lists = Lists(blocks, counts, offsets, masks, mask_ids, block_size, query_rows)
     _check_lists(lists, q, plan, ranks.rank)
     wanted = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, sink))
@@ -150,8 +151,26 @@ def sparse_attention(
     return (out, lse) if return_lse else out
 
 
-def refuse_capture(operation: str, q: torch.Tensor) -> None:
-    if q.is_cuda and torch.cuda.is_current_stream_capturing():
+def refuse_on_gpu(
+    operation: str, q: torch.Tensor, v: torch.Tensor, entries: int, masks: torch.Tensor | None = None
+) -> None:
+    """What kernels of GPUs do not take, before anything is sent."""
+    if not q.is_cuda:
+        return
+    if q.dtype == torch.float32:
+        raise ValueError(f"[{operation}] q is float32: on GPUs it must be float16 or bfloat16")
+    for name, x in (("q", q), ("v", v)):
+        if x.shape[-1] % 8 != 0 or x.shape[-1] > 128:
+            raise ValueError(
+                f"[{operation}] {name} has head size {x.shape[-1]}: on GPUs it must be a multiple of 8 to 128"
+            )
+    if masks is not None:
+        raise ValueError(f"[{operation}] masks are given: there are none on GPUs")
+    if entries > _MOST_ENTRIES:
+        raise ValueError(
+            f"[{operation}] lists have {entries} entries: on GPUs there must be no more than {_MOST_ENTRIES}"
+        )
+    if torch.cuda.is_current_stream_capturing():
         raise RuntimeError(f"[{operation}] the call is captured in a graph, and the host reads which blocks lists name")
 
 

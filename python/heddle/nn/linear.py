@@ -149,7 +149,7 @@ class Linear(StoredWeights):
         found = cls._shell(columns, rows, parameter, **options)
         if column_order is not None:
             if not isinstance(column_order, torch.Tensor):
-                column_order = torch.tensor(column_order)
+                column_order = torch.tensor(column_order, device="cpu")
             column_order = column_order.to(matrix.codes.device, torch.int32)
         found._take(matrix, column_order)
         return found

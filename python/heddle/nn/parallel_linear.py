@@ -112,7 +112,7 @@ class ColumnParallelLinear(ParallelLinear):
             unit = 2 if whole.activation == "swiglu" else 1
             begin, end = _part(name, "outputs", whole.out_features, unit, self._shared)
             outputs = (begin, end)
-        rows = outputs if isinstance(outputs, torch.Tensor) else torch.arange(*outputs)
+        rows = outputs if isinstance(outputs, torch.Tensor) else torch.arange(*outputs, device="cpu")
         bias = None if whole.bias is None else whole.bias.detach()[rows]
         if whole.format is None:
             self._set(whole.weight.detach()[rows], bias, whole)
@@ -225,4 +225,4 @@ def _copy(x: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def joined(ranges: Sequence[tuple[int, int]]) -> torch.Tensor:
-    return torch.cat([torch.arange(begin, end) for begin, end in ranges])
+    return torch.cat([torch.arange(begin, end, device="cpu") for begin, end in ranges])

@@ -82,7 +82,7 @@ class NcclCommunicator : public Communicator {
   ~NcclCommunicator() override {
     watch_.reset();  // it goes on until all is done, or has failed
     // What is on its way may never be done where a rank is lost; a timeout says how long that is believed in.
-    if (comm_ != nullptr && owned_) {
+    if (comm_ != nullptr && owned_ && !aborted_) {
       if (!timeout_ || (done_in_time() && finalized_in_time())) {
         ncclCommDestroy(comm_);
       } else {
@@ -131,9 +131,10 @@ class NcclCommunicator : public Communicator {
   void watch() {
     if (!failed_) return;
     const auto fault = [this] {
-      const std::lock_guard lock(mutex_);
       std::string said;
-      if (comm_ != nullptr) state(said);
+      // A host that is inside of NCCL may stay there for the rank that is lost: nothing is known then, and time counts.
+      const std::unique_lock calls(calls_, std::try_to_lock);
+      if (calls && usable()) state(said);
       return said;
     };
     const auto failed = [this](const Purpose& purpose, const std::string& waiting, const std::string& why) {
@@ -148,19 +149,20 @@ class NcclCommunicator : public Communicator {
   // Until the event is there. Throws as settle() does.
   void wait_on_host(cudaEvent_t event, const Purpose& purpose, const std::string& waiting);
 
-  // Later calls say this. From any thread; the first one counts.
+  // Later calls say this, and none of NCCL's begins. From any thread; the first one counts.
   void give_up(const std::string& said) {
-    ncclComm_t comm = nullptr;
     {
       const std::lock_guard lock(mutex_);
       if (!failure_.empty()) return;
       failure_ = said;
       // Before exchanges end, which then are no results.
       if (failed_) failed_->raise();
-      if (owned_ || host_waits_) comm = std::exchange(comm_, nullptr);
     }
-    if (comm != nullptr) {
-      ncclCommAbort(comm);  // what NCCL has on the GPU ends, so that memory may be given back
+    if (owned_ || host_waits_) {
+      // One that is inside of NCCL and does not come out is what aborting is for.
+      const std::unique_lock calls(calls_, kToLeaveNccl);
+      aborted_ = true;
+      ncclCommAbort(comm_);  // what NCCL has on the GPU ends, so that memory may be given back
     } else if (failed_) {
       try {
         cuda::end_if(failed_->data(), end_stream_);
@@ -174,7 +176,12 @@ class NcclCommunicator : public Communicator {
     throw_if_failed();
     throw RuntimeError(said);  // not reached
   }
-  // What NCCL is at; said: what has failed, or stays empty. With the lock.
+  // Whether nothing has failed.
+  bool usable() {
+    const std::lock_guard lock(mutex_);
+    return failure_.empty();
+  }
+  // What NCCL is at; said: what has failed, or stays empty. With the lock of its calls.
   ncclResult_t state(std::string& said) {
     ncclResult_t now = ncclSuccess;
     const ncclResult_t asked = ncclCommGetAsyncError(comm_, &now);
@@ -211,8 +218,11 @@ class NcclCommunicator : public Communicator {
   const int size_, rank_;
   const bool owned_;
   const int gpu_;
-  std::mutex mutex_;           // of these two, and of NCCL's calls with comm_
-  ncclComm_t comm_ = nullptr;  // null: aborted
+  static constexpr std::chrono::seconds kToLeaveNccl{1};
+  std::timed_mutex calls_;  // of NCCL's with comm_
+  ncclComm_t comm_ = nullptr;
+  std::atomic<bool> aborted_ = false;  // comm_ is gone
+  std::mutex mutex_;
   std::string failure_;
   cudaStream_t own_stream_ = nullptr, stream_ = nullptr;
   cudaStream_t end_stream_ = nullptr;  // of a caller's communicator, which is his to abort
@@ -270,8 +280,8 @@ std::unique_ptr<Transfer> NcclCommunicator::exchange(std::span<const std::byte> 
   check_cuda(cudaStreamWaitEvent(own_stream_, before.get(), 0), purpose);
   std::string said;
   {
-    const std::lock_guard lock(mutex_);
-    if (!failure_.empty()) throw RuntimeError(failure_);
+    const std::lock_guard calls(calls_);
+    throw_if_failed();
     // In one group, so that neither waits for the other. A group that was begun is ended.
     ncclResult_t results[] = {ncclGroupStart(), ncclSuccess, ncclSuccess, ncclSuccess};
     if (results[0] == ncclSuccess) {
@@ -285,10 +295,9 @@ std::unique_ptr<Transfer> NcclCommunicator::exchange(std::span<const std::byte> 
   }
   if (!said.empty()) fail(purpose, waits, said);
   settle(purpose, waits);
-  const bool watched = watch_ && !in_graph;
-  if (watched) cuda::end_if(failed_->data(), own_stream_);  // an exchange that was aborted is done, too
+  if (watch_) cuda::end_if(failed_->data(), own_stream_);  // an exchange that was aborted is done, too
   Event done = events_.recorded(own_stream_, purpose);
-  if (watched) watch_->add(std::move(before), done, purpose, waits);
+  if (watch_ && !in_graph) watch_->add(std::move(before), done, purpose, waits);
   return std::make_unique<NcclTransfer>(*this, std::move(done), purpose, waits);
 }
 
@@ -298,8 +307,8 @@ void NcclCommunicator::settle(const Purpose& purpose, const std::string& waiting
     std::string said;
     ncclResult_t now = ncclSuccess;
     {
-      const std::lock_guard lock(mutex_);
-      if (!failure_.empty()) throw RuntimeError(failure_);
+      const std::lock_guard calls(calls_);
+      throw_if_failed();
       now = state(said);
     }
     if (!said.empty()) fail(purpose, waiting, said);
@@ -319,7 +328,8 @@ void NcclCommunicator::wait_on_host(cudaEvent_t event, const Purpose& purpose, c
     if (status != cudaErrorNotReady) {
       said = text("CUDA says: ", cudaGetErrorString(status));
     } else {
-      const std::lock_guard lock(mutex_);
+      const std::lock_guard calls(calls_);
+      throw_if_failed();
       state(said);
     }
     if (said.empty() && patience.over()) said = kNotInTime;
@@ -328,9 +338,14 @@ void NcclCommunicator::wait_on_host(cudaEvent_t event, const Purpose& purpose, c
   }
 }
 
+constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24 * 365);
+
 const Check& checked(const Check& check, const NcclOptions& options) {
   check.require(!options.timeout || options.timeout->count() > 0, "timeout is ",
                 options.timeout.value_or(std::chrono::milliseconds(0)).count(), " ms: it must be above 0");
+  check.require(!options.timeout || *options.timeout <= kLongest, "timeout is ",
+                options.timeout.value_or(std::chrono::milliseconds(0)).count(), " ms: it must be no more than ",
+                kLongest.count(), ", a year; or none, for ever");
   check.require(options.timeout || !options.host_waits,
                 "host_waits is true and there is no timeout: the host would wait for a lost rank for ever");
   return check;

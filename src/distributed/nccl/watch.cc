@@ -40,9 +40,10 @@ void Watch::run() {
     changed_.wait(lock, [&] { return closing_ || !exchanges_.empty(); });
     if (exchanges_.empty()) return;
     Exchange& first = exchanges_.front();  // stays where it is while others come
+    const bool closing = closing_;
     lock.unlock();
     std::string why;
-    const bool is_done = done(first, why);
+    const bool is_done = done(first, closing, why);
     if (!why.empty()) {
       failed_(first.purpose, first.waiting, why);
       return;
@@ -56,7 +57,7 @@ void Watch::run() {
   }
 }
 
-bool Watch::done(Exchange& exchange, std::string& why) const {
+bool Watch::done(Exchange& exchange, bool closing, std::string& why) const {
   const cudaError_t status = cudaEventQuery(exchange.done.get());
   if (status == cudaSuccess) return true;
   if (status != cudaErrorNotReady) {
@@ -66,7 +67,7 @@ bool Watch::done(Exchange& exchange, std::string& why) const {
   why = fault_();
   if (!why.empty()) return false;
   const auto now = Patience::Clock::now();
-  if (!exchange.begun && cudaEventQuery(exchange.before.get()) == cudaSuccess) exchange.begun = now;
+  if (!exchange.begun && (closing || cudaEventQuery(exchange.before.get()) == cudaSuccess)) exchange.begun = now;
   if (exchange.begun && now - *exchange.begun > timeout_) why = kNotInTime;
   return false;
 }

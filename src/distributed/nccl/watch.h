@@ -18,7 +18,8 @@ class Watch {
   // Both are called from the thread.
   Watch(int gpu, std::chrono::milliseconds timeout, std::function<std::string()> fault,
         std::function<void(const Purpose& purpose, const std::string& waiting, const std::string& why)> failed);
-  // When all exchanges are done, or one has failed.
+  // When all exchanges are done, or one has failed; from now on those count as begun, too, that what is before them,
+  // such as a graph with a rank that is lost, may keep for ever.
   ~Watch();
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
@@ -35,7 +36,7 @@ class Watch {
   };
   void run();
   // Whether it is done; why: what has failed of it, or stays empty.
-  bool done(Exchange& exchange, std::string& why) const;
+  bool done(Exchange& exchange, bool closing, std::string& why) const;
 
   const int gpu_;
   const std::chrono::milliseconds timeout_;

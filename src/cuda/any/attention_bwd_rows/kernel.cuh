@@ -8,6 +8,7 @@
 
 #include "cuda/any/attention_bwd_rows/large_rows.cuh"
 #include "cuda/any/attention_bwd_rows/params.h"
+#include "cuda/any/bounded_piece.h"
 #include "cuda/any/options.cuh"
 #include "cuda/common/attention/log2.h"
 #include "cuda/common/overlap.cuh"
@@ -191,15 +192,15 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(const __grid_constant__ 
   params.rows.delta[block_at + group_row + lane] = delta;
 }
 
-// What rows_kernel could not say of rows with a large lse. A thread has a row, but its warp finds the denominators of
-// those that there are, one after the other.
+// What rows_kernel could not say of rows with a large lse, those of a piece of a longer problem among them. A thread
+// has a row, but its warp finds the denominators of those that there are, one after the other.
 template <class T>
 __global__ void __launch_bounds__(kThreads) large_rows_kernel(const __grid_constant__ Params params) {
   let_next_grid_start();
   const AttentionBackwardProblem& p = params.problem;
   const unsigned heads = static_cast<unsigned>(p.H), blocks = params.blocks_per_sequence;
   const unsigned unit = blockIdx.x / heads, h = blockIdx.x - unit * heads, b = unit / blocks;
-  const Sequence s = p.stored_sequence(b);
+  const Sequence s = bounded_piece(p, b);
   const std::int64_t i = std::int64_t{unit - b * blocks} * kThreads + threadIdx.x;
   const std::int64_t at = h * rows_per_head(p) + first_row(p, b, s) + i;
   bool mine = false;
