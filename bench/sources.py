@@ -26,7 +26,7 @@ GPU_COMMON = ("src/cuda/common/*.*", "src/cuda/common/attention", "src/cuda/comm
 DROPOUT = ("src/problem/philox.h",)
 PLAIN = ("src/cuda/any/bounded_piece.h", "src/cuda/any/operand_dtype.h", "src/cuda/any/options.cuh", *DROPOUT)
 SM80 = ("src/cuda/sm80/attention", "src/cuda/any/attention_int8_qk", *DROPOUT)
-BACKWARD = ("src/cuda/any/attention_bwd_rows", "src/cuda/any/options.cuh", *DROPOUT)
+BACKWARD = ("src/cuda/any/attention_bwd_rows", "src/cuda/any/bounded_piece.h", "src/cuda/any/options.cuh", *DROPOUT)
 
 #: candidate (as heddle.explain names it), whether of gradients -> what it is built from, beside what attention() adds
 ATTENTION = {
