@@ -17,15 +17,12 @@ from unittest import mock
 if __name__ == "__main__":  # before the modules below read it; processes that are started from here inherit it
     os.environ.setdefault("HEDDLE_RANKS_DEVICE", "cuda")
 
-import compiled_ranks
+import cuda_rank_programs
 import decode_ranks
 import distributed_ranks
 import heddle
 import heddle.distributed as hd
 import heddle.nn
-import mesh_ranks
-import sparse_ranks
-import tensor_ranks
 import torch
 import torch.distributed as dist
 import torch.utils.checkpoint
@@ -369,12 +366,6 @@ def check_killed(rank, ranks):
     assert 3 < time.monotonic() - begin < 30
 
 
-def on_this_gpu(function, *arguments):
-    """What the CPU's programs make without saying where is made there."""
-    with torch.device("cuda", torch.cuda.current_device()):
-        function(*arguments)
-
-
 def check_what_is_not_captured(rank, ranks):
     """A call that ranks have not compared, and one with a timeout; and a group that does not carry GPUs' tensors is told of."""
     plan = hd.plan(64, ranks, heads=8, kv_heads=2, head_size=64)
@@ -462,27 +453,8 @@ def worlds():
     if torch.cuda.device_count() > 1:
         out["dead_by_copies"] = (ranks, {"killed": (check_killed, ())})
         out["anew"] = (ranks, {"made anew": (check_made_anew, ())})
-        out |= programs()
+        out |= cuda_rank_programs.worlds()
     return out
-
-
-def programs():
-    """Worlds of the CPU's programs, of two ranks."""
-    of_lists = (dataclasses.replace(case, dtype=torch.bfloat16) for case in sparse_ranks.cases() if not case.masks)
-    # Weights in few bits are held to a block of float32 operands, which kernels of GPUs do not take beside them.
-    of_blocks = (case for case in tensor_ranks.cases() if not case.formats)
-    of_compiled = (compiled_ranks.check_attention, compiled_ranks.check_sdpa)
-    worlds = {
-        "blocks": {case.name: (tensor_ranks.check_block, case) for case in of_blocks},
-        "compiled": {check.__name__: (check, "aot_eager") for check in of_compiled},
-        "meshes": {f"fsdp {scheme}": (mesh_ranks.check_fsdp, scheme) for scheme in ("gather", "ring", "ulysses")},
-        "lists": {case.name: (sparse_ranks.check_lists, case) for case in of_lists},
-        "nsa": {name: (sparse_ranks.check_nsa, name) for name in sparse_ranks.NSA},
-        "stages": {"1F1B": (tensor_ranks.check_pipeline,)},
-    }
-    return {
-        world: (2, {name: (on_this_gpu, check) for name, check in checks.items()}) for world, checks in worlds.items()
-    }
 
 
 if __name__ == "__main__":

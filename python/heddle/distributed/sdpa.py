@@ -39,8 +39,8 @@ def sdpa(
 
     Inside of the ``with``, in this thread and in backwards that it waits for, every such call is ``heddle.distributed.attention`` over
     the plan: each rank's model works on its own rows, and attention is that of the whole, with gradients. The plan says who attends
-    whom. What a call says otherwise is refused. query, key and value are [B, H, S, E], S this rank's rows of the plan, of one float dtype (``torch.autocast``
-    casts them), key and value of fewer heads with enable_gqa. is_causal is as the plan's causal is, True for "top_left" and
+    whom. What a call says otherwise is refused. query, key and value are [B, H, S, E], S this rank's rows of the plan, of one float
+    dtype (``torch.autocast`` casts them), key and value of fewer heads with enable_gqa. is_causal is as the plan's causal is, True for "top_left" and
     "bottom_right"; for a rank of one row, or a plan of areas, it may be either. There is no attn_mask and no dropout_p: a model that
     makes a mask of position_ids has to be kept from it (docs/distributed.md has how).
 

@@ -129,9 +129,9 @@ def sparse_attention(
         )
     _check_rows(q, k, v, plan, ranks.rank, False, _NAME)
     _check_heads(sink, "sink", q, _NAME)
-    refuse_on_gpu(_NAME, q, v, blocks.shape[-1] if offsets is None else 0, masks)
     lists = Lists(blocks, counts, offsets, masks, mask_ids, block_size, query_rows)
     _check_lists(lists, q, plan, ranks.rank)
+    refuse_on_gpu(_NAME, q, v, blocks.shape[-1] if offsets is None else 0, masks)
     wanted = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, sink))
     scale = _scale(q, None if scale is None else float(scale))
     ranks.agree(
