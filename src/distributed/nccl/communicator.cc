@@ -160,7 +160,8 @@ class NcclCommunicator : public Communicator {
     }
     if (owned_ || host_waits_) {
       // One that is inside of NCCL and does not come out is what aborting is for.
-      const std::unique_lock calls(calls_, kToLeaveNccl);
+      std::unique_lock calls(calls_, std::try_to_lock);
+      for (Patience patience(kToLeaveNccl); !calls && !patience.over(); patience.pause()) calls.try_lock();
       aborted_ = true;
       ncclCommAbort(comm_);  // what NCCL has on the GPU ends, so that memory may be given back
     } else if (failed_) {
@@ -190,7 +191,7 @@ class NcclCommunicator : public Communicator {
   }
   std::string fault_of(ncclResult_t result) {
     if (result == ncclSuccess || result == ncclInProgress) return {};
-    const char* const last = ncclGetLastError(comm_);
+    const char* const last = aborted_ ? nullptr : ncclGetLastError(comm_);
     return text("NCCL says: ", ncclGetErrorString(result), last != nullptr ? ", " : "", last != nullptr ? last : "");
   }
   bool done_in_time() const {
@@ -218,8 +219,8 @@ class NcclCommunicator : public Communicator {
   const int size_, rank_;
   const bool owned_;
   const int gpu_;
-  static constexpr std::chrono::seconds kToLeaveNccl{1};
-  std::timed_mutex calls_;  // of NCCL's with comm_
+  static constexpr std::chrono::milliseconds kToLeaveNccl{1000};
+  std::mutex calls_;  // of NCCL's with comm_
   ncclComm_t comm_ = nullptr;
   std::atomic<bool> aborted_ = false;  // comm_ is gone
   std::mutex mutex_;
